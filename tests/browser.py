@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from command import LIMIT
@@ -77,13 +76,11 @@ class Browser:
         try:
             self.version = self.call("Browser.getVersion")["product"]
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(BrowserError, OSError):
             self.send("Browser.close")
         try:
@@ -105,8 +102,7 @@ class Browser:
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target, url)
         self._sessions[session] = page
-        page.prepare(width, height, dark=dark)
-        page.load()
+        page.load(width, height, dark=dark)
         return page
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
@@ -159,16 +155,13 @@ class Page:
         self._requests: list[str] = []
         self._loaded = False
 
-    def prepare(self, width: int, height: int, *, dark: bool) -> None:
+    def load(self, width: int, height: int, *, dark: bool) -> None:
+        """Go to the address; wait until it is loaded, its fonts are there and two frames have been drawn."""
         for domain in ("Runtime", "Log", "Network", "Page"):
             self._call(f"{domain}.enable")
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[feature])
-
-    def load(self) -> None:
-        """Go to the address; wait until it is loaded, its fonts are there and two frames have been drawn."""
-        self._loaded = False
         failure = self._call("Page.navigate", url=self._url).get("errorText")
         if failure:
             raise BrowserError(f"cannot open {self._url}: {failure}")
@@ -176,9 +169,6 @@ class Page:
         while not self._loaded:
             self._browser.receive(deadline, f"the end of loading {self._url}")
         self.evaluate("document.fonts.ready.then(() => null)")
-        self.settle()
-
-    def settle(self) -> None:
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
 
     @property

@@ -86,38 +86,12 @@ class Cluster:
         wait_until(self.is_idle)
 
 
-def find_programs() -> dict[str, str] | None:
-    """Where the daemons are; None: not here, or not for this user."""
-    folders = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    found = {name: shutil.which(name, path=folders) for name in ("munged", "slurmctld", "slurmd", "sbatch")}
-    whole = {name: path for name, path in found.items() if path}
-    return whole if len(whole) == len(found) and os.geteuid() == 0 else None
-
-
 @contextmanager
 def start_cluster(folder: Path) -> Iterator[Cluster]:
-    programs = find_programs()
-    if programs is None:
+    folders = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    programs = {name: shutil.which(name, path=folders) or "" for name in ("munged", "slurmctld", "slurmd", "sbatch")}
+    if not all(programs.values()) or os.geteuid():
         pytest.skip("needs slurm-wlm and munge")
-    write_config(folder)
-    cluster = Cluster(folder)
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        started.append(start_munge(programs["munged"], folder))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        environment |= cluster.environment
-        commands = [[programs["slurmctld"], "-D", "-i"], *([programs["slurmd"], "-D", "-N", node] for node in NODES)]
-        for number, command in enumerate(commands):
-            with (folder / f"daemon-{number}.log").open("wb") as log:
-                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
-        wait_until(cluster.is_idle)
-        yield cluster
-        cluster.clear()
-    finally:
-        end_all(started)
-
-
-def write_config(folder: Path) -> None:
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir(parents=True)
     host = os.uname().nodename.partition(".")[0]
@@ -128,28 +102,31 @@ def write_config(folder: Path) -> None:
     text = CONFIG.format(host=host, controller_port=find_free_port(), folder=folder, nodes=nodes, grace=GRACE_SECONDS)
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
-
-
-def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
-    key = folder / "munge.key"
-    key.write_bytes(os.urandom(128))
-    key.chmod(0o400)
-    places = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
-    places |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    places = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
+    places |= {"log-file": "munge.log", "seed-file": "munge.seed"}
     # --force: the folders of tests may be open to more users than munge likes.
-    command = [program, "--foreground", "--force", *(f"--{name}={path}" for name, path in places.items())]
-    with (folder / "munge.out").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    wait_until((folder / "munge.socket").exists)
-    return process
-
-
-def end_all(started: list[subprocess.Popen[bytes]]) -> None:
-    for process in reversed(started):
-        process.send_signal(signal.SIGTERM)
-    for process in reversed(started):
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    munge = [programs["munged"], "--foreground", "--force", *(f"--{name}={folder / places[name]}" for name in places)]
+    cluster = Cluster(folder)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environment |= cluster.environment
+    commands = [[programs["slurmctld"], "-D", "-i"], *([programs["slurmd"], "-D", "-N", node] for node in NODES)]
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, command in enumerate([munge, *commands]):
+            with (folder / f"daemon-{number}.log").open("wb") as log:
+                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
+            wait_until((folder / "munge.socket").exists)  # the others need it
+        wait_until(cluster.is_idle)
+        yield cluster
+        cluster.clear()
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+        for process in reversed(started):
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -47,19 +47,14 @@ class Hosts:
         By host: `env`; `before`, a shell line that may change its mounts. `prepare`: Python that each rank runs before.
         """
         started = []
-        for host, place in zip(ranks, self.place(ranks, world or len(ranks)), strict=True):
+        self.port += 1
+        same = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(self.port), "WORLD_SIZE": str(world or len(ranks))}
+        for number, host in enumerate(ranks):
+            place = {**same, "RANK": str(number), "LOCAL_RANK": str(ranks[:number].count(host))}
             line = (before or {}).get(host, "true").format(port=self.port)
             entered = f"import hosts; hosts.enter({self.space[host]!r}, {host!r}, {line!r})\n{prepare}"
             started.append(self.nursery.start(*arguments, env={**place, **(env or {}).get(host, {})}, prepare=entered))
         return started
-
-    def place(self, ranks: list[str], world: int) -> list[dict[str, str]]:
-        self.port += 1
-        same = {"WORLD_SIZE": str(world), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(self.port)}
-        return [
-            {**same, "RANK": str(number), "LOCAL_RANK": str(ranks[:number].count(host))}
-            for number, host in enumerate(ranks)
-        ]
 
     def run(self, ranks: list[str], arguments: list[str], **more: object) -> list[Finished]:
         return [child.wait() for child in self.start(ranks, arguments, **more)]  # type: ignore[arg-type]

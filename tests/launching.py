@@ -13,7 +13,7 @@ import psutil
 from command import LIMIT, command_line
 from nursery import LAUNCHERS, wait_until
 from small_training import make_config, set_arguments
-from trainstone.config.system import System
+from trainstone.config.schema import System
 from trainstone.launch.verb import Verb
 
 STEPS, EVERY = 48, 4

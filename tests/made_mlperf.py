@@ -16,7 +16,6 @@ from made_learning import make_training
 from made_results import write_run
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.files import dump_json
 from trainstone.machine.pagecache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
@@ -44,11 +43,16 @@ class Clock:
         return self.seconds
 
 
-def load_mlperf(*, seed: int = 1, batch: int = 3264, ranks: int = 8, **changes: Any) -> Config:
-    """resnet50-mlperf with a global batch, on so many ranks; a__b stands for a.b."""
+def load_mlperf(
+    *, recipe: str = "resnet50-mlperf", seed: int = 1, batch: int = 3264, ranks: int = 8, **changes: Any
+) -> Config:
+    """A recipe with a global batch, on so many ranks; a__b stands for a.b."""
     settings = {"seed": seed, "train.batch_size": batch // ranks, "mlperf.org": "somebody"}
     settings |= {name.replace("__", "."): value for name, value in changes.items()}
-    return load_config("resnet50-mlperf", settings=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    return load_config(recipe, settings=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
+
+
+load_ssd = functools.partial(load_mlperf, recipe="ssd300-mlperf", batch=1024, model__pretrained="resnet34.safetensors")
 
 
 def open_made_log(
@@ -91,9 +95,8 @@ def write_log(
     minutes: float,
     score: Callable[[int], dict[str, float]],
     ended: Status,
-    always_at: int | None = None,
 ) -> None:
-    """Write the log of a run that took so many minutes; `score` of an epoch, `always_at`: judged there, too."""
+    """Write the log of a run that took so many minutes; `score` of an epoch, of which the last is always judged."""
     clock, built = Clock(BEGAN + INIT_SECONDS), BEGAN + BUILD_SECONDS
     made = open_made_log(path, config, ranks, network, pictures=pictures, built_seconds=built, clock=clock)
     cadence = made._cadence
@@ -108,7 +111,7 @@ def write_log(
             clock.seconds += epoch_seconds
             images = config.train.batch_size * steps  # one step stands for all
             log.step(StepRecord(done - 1, epoch - 1, clock() - epoch_seconds, 0, epoch_seconds, images, 1, 1))
-            if epoch in judged or epoch == always_at:
+            if epoch in judged or epoch == epochs:
                 log.begin_evaluation(done)
                 clock.seconds += EVAL_SECONDS
                 log.end_evaluation(done)
@@ -118,27 +121,17 @@ def write_log(
 
 
 def write_closed_log(
-    path: Path,
-    *,
-    seed: int,
-    converged: bool = True,
-    batch: int = 3264,
-    epochs: int = 35,
-    minutes: float = 28.7,
-    ranks: int = 8,
-    **changes: Any,
+    path: Path, *, converged: bool = True, epochs: int = 35, minutes: float = 28.7, ranks: int = 8, **changes: Any
 ) -> None:
     """Write the log of a run that reached (or missed) the target after some epochs, which took so many minutes."""
-    config = load_mlperf(seed=seed, batch=batch, ranks=ranks, **changes)
     write_log(
-        *(path, config, ranks, None),
+        *(path, load_mlperf(ranks=ranks, **changes), ranks, None),
         pictures=IMAGENET,
         epochs=epochs,
         minutes=minutes,
         # Rises to 0.7595 at the last epoch, or stays just below the target.
         score=lambda epoch: {"top1": min(0.7 + 0.0595 * epoch / epochs, 0.7595 if converged else 0.7584)},
         ended="target_reached" if converged else "target_missed",
-        always_at=epochs,
     )
 
 
@@ -160,14 +153,6 @@ COCO = (117_266, 5_000)
 SSD_RULESETS = ("0.7.0", "1.0.0", "1.1.0")
 
 
-def load_ssd(*, seed: int = 1, batch: int = 1024, ranks: int = 8, **changes: Any) -> Config:
-    """ssd300-mlperf with a global batch, on so many ranks; a__b stands for a.b."""
-    settings = {"seed": seed, "train.batch_size": batch // ranks, "mlperf.org": "somebody"}
-    settings |= {"model.pretrained": "resnet34.safetensors"}
-    settings |= {name.replace("__", "."): value for name, value in changes.items()}
-    return load_config("ssd300-mlperf", settings=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
-
-
 @functools.cache
 def build_empty() -> nn.Module:
     with torch.device("meta"):
@@ -177,7 +162,6 @@ def build_empty() -> nn.Module:
 def write_ssd_log(
     path: Path,
     *,
-    seed: int = 1,
     ranks: int = 8,
     pictures: tuple[int, int] = COCO,
     epochs: int = 50,
@@ -186,19 +170,17 @@ def write_ssd_log(
     **changes: Any,
 ) -> None:
     """Write the log of a run whose evaluation after some epochs, one of the listed, came to `reached`."""
-    config = load_ssd(seed=seed, ranks=ranks, **changes)
-    values = {epochs: reached}
+    config = load_ssd(ranks=ranks, **changes)
     write_log(
         *(path, config, ranks, build_empty()),
         pictures=pictures,
         epochs=epochs,
         minutes=minutes,
-        score=lambda epoch: {"map": values.get(epoch, 0.8 * reached), "map50": 0.4},
+        score=lambda epoch: {"map": reached if epoch == epochs else 0.8 * reached, "map50": 0.4},
         ended="target_reached" if reached >= (config.eval.target or 1) else "target_missed",
     )
 
 
-SHORTEST_MINUTES = 27.0
 MINUTES = (30.0, 28.0, 29.0, 27.0, 40.0)
 
 
@@ -207,7 +189,7 @@ def make_log(**changes: Any) -> str:
     """Let the real writer write a log, once for all tests: it takes a second."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "mlperf.log"
-        write_closed_log(path, seed=1, minutes=SHORTEST_MINUTES, **changes)
+        write_closed_log(path, seed=1, minutes=min(MINUTES), **changes)
         return path.read_text()
 
 
@@ -233,13 +215,8 @@ def write_mlperf_runs(
     folder: Path, seeds: Sequence[int] = (1, 2, 3, 4, 5), minutes: Sequence[float] = MINUTES, **changes: Any
 ) -> Path:
     """What train --runs leaves: a folder with its runs under points/."""
-    path = folder / "repeated"
-    children = [
-        write_mlperf_run(path / "points", seed, time, **changes) for seed, time in zip(seeds, minutes, strict=True)
-    ]
-    points = [
-        Point(label=f"seed {seed}", run=f"points/{child.name}") for seed, child in zip(seeds, children, strict=True)
-    ]
-    whole = make_training("repeated").model_copy(update={"points": points})
-    (path / "result.json").write_text(dump_json(whole.model_dump(mode="json", exclude_none=True)))
+    points = [Point(label=f"seed {seed}", run=f"points/run-{seed}") for seed in seeds]
+    path = write_run(folder, make_training("repeated", points=points))
+    for seed, time in zip(seeds, minutes, strict=True):
+        write_mlperf_run(path / "points", seed, time, **changes)
     return path

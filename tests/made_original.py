@@ -22,18 +22,8 @@ METRICS = {"top1": 37871 / 49920, "top5": 46337 / 49920, "loss": 1.25}
 def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **changes: Any) -> Facts:
     """Facts of a recipe of that original: 4 ranks x 256, 10 steps an epoch, 5 epochs."""
     config = load_config("ssd300-mlperf" if name == "mlperf_ssd" else f"resnet50-{name}", settings=settings)
-    given: dict[str, Any] = {
-        "kind": kind,
-        "config": config,
-        "folder": folder,
-        "ranks": 4,
-        "global_batch": 1024,
-        "train_pictures": 10240,
-        "began": BEGAN,
-        "steps": 50,
-        "device": 2,
-    }
-    return Facts(**given | changes)
+    place = {"kind": kind, "config": config, "folder": folder, "began": BEGAN, "ranks": 4, "device": 2}
+    return Facts(**place | {"global_batch": 1024, "train_pictures": 10240, "steps": 50} | changes)
 
 
 def make_step(step: int, evaluations: Sequence[int] = (), **changes: Any) -> StepRecord:

@@ -1,28 +1,45 @@
-"""A made-up run of every kind that is shown, as usual and with hostile text wherever it may stand."""
+"""A made-up run of every kind that is shown, as usual and with hostile text wherever it may stand.
 
+Among them a detection run: COCO's twelve over eight evaluations, tables of real scores, four pictures with boxes. And a
+data set, as `data info` describes it.
+"""
+
+import base64
 import os
 import shutil
 import socket
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from command import ROOT
 from hostile import EVIL
-from made_feeding import A100, make_feeding, make_point
-from made_learning import make_evaluations, make_quality, make_training, write_training
-from made_profile import make_profile, make_timeline, write_profile
-from made_quality import write_found
-from made_repeated import write_repeated
-from made_results import make_result, write_run, write_runs
+from made_boxes import draw_boxes
+from made_learning import make_evaluations, make_quality, make_training, write_repeated, write_training
+from made_mlperf import write_mlperf_runs
+from made_results import (
+    A100,
+    make_feeding,
+    make_point,
+    make_result,
+    make_timeline,
+    write_profile,
+    write_run,
+    write_runs,
+)
 from made_sweep import make_row, make_sweep, steps_of
-from trainstone.files import dump_json
+from trainstone.formats.coco import NAME_OF_ID
 from trainstone.report.view import RunView, read_view
+from trainstone.results import dataset
 from trainstone.results.combine import conclude_sweep
 from trainstone.results.compare import compare
+from trainstone.results.detection import METRICS, list_tables, score_boxes
 from trainstone.results.feeding import Feeding
+from trainstone.results.quality import Quality, QualityPicture, QualityTable, ShownBox
 from trainstone.results.schema import Loader
 from trainstone.results.sweep import Sweep
 from trainstone.results.verdicts import write_data_verdict
@@ -30,6 +47,8 @@ from trainstone.results.verdicts import write_data_verdict
 FULL = make_row(128, status="out_of_memory", note="out of memory: it is large", order=9)
 BATCHES = [*steps_of(0.03, 0.02, 1, 2, 4, 8, 16, 32), FULL]
 CURVES = [make_row(b, b * r, curve=c, profile="failed") for c, r in (("fp32", 1.0), ("bf16", 2.0)) for b in (1, 2, 4)]
+OF_CURVES = {"curve_key": "train.precision", "curves": ["fp32", "bf16"]}
+CHOICES = [make_row("fp32", 1.0), make_row("bf16", 2.0), make_row("x")]
 TIMES = (41.0, 38.0, 47.0, 40.0, 42.6)
 POINTS = [
     make_point(n, rate, busy, cores=4) for n, rate, busy in ((1, 600, 1), (2, 1190, 2), (4, 2200, 4), (8, 2400, 7.9))
@@ -37,33 +56,36 @@ POINTS = [
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
 KEPT = ("run", "run_id", "started_utc", "file", "trace", "host", "jpeg_base64")
 """Keys that are left as they are: names of folders and files, which tests of their own spoil."""
+MAPS = (0.031, 0.062, 0.094, 0.131, 0.158, 0.187, 0.212, 0.2317)
+NAMES = list(NAME_OF_ID.values())
+SIZES = ((640, 427), (640, 480), (427, 640), (500, 333))
+LABELS = ("sheep", "car", "kite", "boat", "dog")
+# One grey pixel
+JPEG = (
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMUFRUVDA8XGBYU"
+    "GBIUFRT/wAALCAABAAEBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAACf/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAIAQEAAD8AKp//2Q=="
+)
 
 
 def copy_golden(folder: Path, case: str) -> Path:
     """Copy a golden run, with files so old that the run is not believed to be alive."""
-    path = shutil.copytree(ROOT / "tests/golden" / case, folder)
+    path = shutil.copytree(ROOT / "tests/golden" / case, folder / case)
     for file in path.rglob("*"):
         os.utime(file, (1e9, 1e9))
     return path
 
 
 def write_sweep(folder: Path, sweep: Sweep, **changes: Any) -> Path:
-    path = folder / "swept"
     children, rows = [], []
     for place, row in enumerate(sweep.rows):
         if row.images_per_second:
-            child = make_result(f"point-{place}", row.images_per_second, verdict="ResNet-50: x")
-            children.append(child)
-            write_run(path / "points", child)
+            children.append(make_result(f"point-{place}", row.images_per_second, verdict="ResNet-50: x"))
         rows.append(row.model_copy(update={"run": f"points/point-{place}" if row.images_per_second else ""}))
     concluded = conclude_sweep(sweep.model_copy(update={"rows": rows}), children)
     # A run of this host whose process is not there reads as killed where it says running
     host = socket.gethostname() if changes.get("status") == "running" else "here"
     values = {"kind": "sweep", "status": "ok", "host": host} | concluded | changes
-    path.mkdir(parents=True, exist_ok=True)
-    result = make_result("swept", None, **values)
-    (path / "result.json").write_text(dump_json(result.model_dump(mode="json", exclude_none=True)))
-    return path
+    return write_run(folder, make_result("swept", None, **values), children)
 
 
 def write_data_bench(folder: Path, feeding: Feeding) -> Path:
@@ -86,27 +108,119 @@ def write_fed(folder: Path) -> Path:
     return write_run(folder, make_result("fed", 90.0, loader=Loader(**measured, **synthetic, **stored, **stages)))
 
 
+def find_things(number: int) -> list[ShownBox]:
+    """True boxes, the first never found; found ones near the others, one of them twice and one of another class."""
+    random, things = np.random.default_rng(number), []
+    for label in random.choice(LABELS, 3 + number):
+        w, h = random.uniform(0.09, 0.3, 2)
+        left, top = random.uniform(0.02, 0.97 - w), random.uniform(0.02, 0.97 - h)
+        things.append((str(label), (left, top, left + w, top + h)))
+    random = np.random.default_rng(50 + number)
+    shown = [box_of(label, edges, right_one=place > 0) for place, (label, edges) in enumerate(things)]
+    for place, (label, edges) in enumerate(things[1:]):
+        near = tuple(np.clip(np.array(edges) + random.normal(0, 0.012, 4), 0, 1))
+        shown.append(box_of(label, near, score=float(0.97 - 0.18 * place), right_one=True))
+    label, edges = things[1]
+    moved = tuple(np.clip(np.array(edges) + 0.05, 0, 1))
+    shown.append(box_of("dog" if label != "dog" else "cow", moved, score=0.44, right_one=False))
+    return [*shown, box_of("bird", (0.01, 0.01, 0.12, 0.1), score=0.12, right_one=False)]
+
+
+def box_of(label: str, edges: tuple[float, ...], **more: Any) -> ShownBox:
+    left, top, right, bottom = edges
+    return ShownBox(label=label, left=left, top=top, right=right, bottom=bottom, **more)
+
+
+@cache
+def make_tables() -> list[QualityTable]:
+    """Real scores of made-up boxes, of 80 classes."""
+    truth, found = draw_boxes(np.random.default_rng(3), num_pictures=120, num_classes=81, true=2500, found=9000)
+    return list_tables(score_boxes(truth, found, pictures=np.arange(120), num_classes=81), NAMES)
+
+
+def make_found(**changes: Any) -> Quality:
+    """Eight evaluations; the last reaches the target of 0.23."""
+    history = [
+        found.model_copy(update={"metrics": {name: value * (1.7 if "50" in name else 1.0) for name in METRICS}})
+        for found, value in zip(make_evaluations(MAPS), MAPS, strict=True)
+    ]
+    given = {
+        "metric": "map", "value": MAPS[-1], "target": 0.23, "seconds_to_target": history[-1].seconds,
+        "epochs": history[-1].epoch, "history": history, "tables": make_tables(), "pictures": make_pictures(),
+    }  # fmt: skip
+    return Quality(**(given | changes))
+
+
+@cache
+def make_pictures() -> list[QualityPicture]:
+    return [
+        QualityPicture(
+            file=f"pictures/{number:012}.jpg", title=f"{number:012}.jpg", width=SIZES[number][0],
+            height=SIZES[number][1], boxes=find_things(number),
+        )
+        for number in range(len(SIZES))
+    ]  # fmt: skip
+
+
+def write_found(folder: Path, quality: Quality | None = None, **changes: Any) -> Path:
+    path = write_training(folder, make_training(quality=quality or make_found(), **changes))
+    (path / "pictures").mkdir()
+    for number in range(len(SIZES)):
+        (path / f"pictures/{number:012}.jpg").write_bytes(base64.b64decode(JPEG))
+    return path
+
+
+def make_split(name: str, counts: list[int], **changes) -> dataset.SplitSummary:
+    spread = {
+        what: dataset.Quantiles(
+            minimum=low, p5=low, median=(low + high) / 2, p95=high, maximum=high, mean=(low + high) / 2
+        )
+        for what, low, high in (("width", 300, 500), ("height", 200, 400), ("bytes", 1000, 3000))
+    }
+    sizes = [dataset.SizeCount(width=w, height=h, pictures=n) for w, h, n in ((500, 375, 4), (300, 200, 1))]
+    looked = dataset.LookedAt(pictures=5, **spread, kinds={"jpeg": 4, "png": 1}, colours={"rgb": 5}, sizes=sizes)
+    given = {"records": sum(counts), "counted": sum(counts), "looked_at": looked, **changes}
+    return dataset.SplitSummary(name=name, class_counts=counts, **given)
+
+
+def make_summary(num_classes: int = 3, *, detect: bool = False) -> dataset.DatasetSummary:
+    text, counts = "thing", [number % 7 + 1 for number in range(num_classes)]
+    boxes = dataset.BoxCounts(boxes=sum(counts), pictures=4, per_picture={0: 1, 2: 2, 90: 1}) if detect else None
+    bad = [dataset.BadRecord(where=f"{text}.rec, byte 8", why=text)]
+    box = dataset.SampleBox(text=text, left=0.25, top=0, right=0.75, bottom=1, crowd=True)
+    sample = {"split": "train", "name": text, "label": text, "width": 40, "height": 20, "jpeg_base64": JPEG}
+    return dataset.DatasetSummary(
+        path=text,
+        kind="detect" if detect else "classify",
+        storage=text,
+        name=text,
+        classes=[dataset.ClassSummary(name=f"n{number}", text=f"{text} {number}") for number in range(num_classes)],
+        splits=[
+            make_split("train", counts, boxes=boxes, num_bad=1, bad=bad, shards=2, bytes=2**20),
+            make_split("val", counts, boxes=boxes, outside=3, unlabelled=4),
+        ],
+        samples=[dataset.SamplePicture(**sample, boxes=[box])],
+    )
+
+
 KINDS: dict[str, Callable[[Path], Path]] = {
-    "bench": lambda folder: copy_golden(folder / "good", "good"),
-    "killed": lambda folder: copy_golden(folder / "killed", "killed"),
-    "throttled": lambda folder: copy_golden(folder / "throttled", "throttled"),
-    "ten-ranks": lambda folder: copy_golden(folder / "ten-ranks", "ten-ranks"),
+    "bench": lambda folder: copy_golden(folder, "good"),
+    "killed": lambda folder: copy_golden(folder, "killed"),
+    "throttled": lambda folder: copy_golden(folder, "throttled"),
+    "ten-ranks": lambda folder: copy_golden(folder, "ten-ranks"),
     "fed": write_fed,
     "compared": write_compared,
     "sweep": lambda folder: write_sweep(folder, make_sweep(*BATCHES)),
-    "sweep-curves": lambda folder: write_sweep(
-        folder, make_sweep(*CURVES, profile=True, curve_key="train.precision", curves=["fp32", "bf16"])
-    ),
-    "sweep-choice": lambda folder: write_sweep(
-        folder, make_sweep(make_row("fp32", 1.0), make_row("bf16", 2.0), make_row("x"), key="train.precision")
-    ),
+    "sweep-curves": lambda folder: write_sweep(folder, make_sweep(*CURVES, profile=True, **OF_CURVES)),
+    "sweep-choice": lambda folder: write_sweep(folder, make_sweep(*CHOICES, key="train.precision")),
     "train": write_training,
     "train-missed": lambda folder: write_training(folder, make_training(quality=MISSED, status="target_missed")),
     "detect": write_found,
     "runs": lambda folder: write_repeated(folder, TIMES),
+    "runs-mlperf": write_mlperf_runs,
     "data": lambda folder: write_data_bench(folder, make_feeding(POINTS, cores=4, demand=A100, skipped=3)),
-    "profile": lambda folder: write_profile(folder, make_profile()),
-    "profile-cuda": lambda folder: write_profile(folder, make_profile(timeline=make_timeline("cuda"))),
+    "profile": write_profile,
+    "profile-cuda": lambda folder: write_profile(folder, make_timeline("cuda")),
 }
 
 

@@ -13,8 +13,7 @@ from made_results import make_result
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.launch import child_runs
-from trainstone.launch.points import Plan, make_plan
-from trainstone.launch.sweep import run_sweep
+from trainstone.launch.sweep import Plan, make_plan, run_sweep
 from trainstone.machine.facts import read_software
 from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, create_run
@@ -25,24 +24,18 @@ FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests/fake_point.py"))
 
 
 def make_row(value: Any, rate: float | None = None, half_width: float | None = 0.01, **changes: Any) -> SweepRow:
-    measured = {} if rate is None else {"images_per_second": rate, "images_per_step": value, "mfu": 0.5}
-    measured |= {"limit": "compute", "memory_bytes": 2**30, "run": f"points/{value}"} if rate else {}
-    if rate is not None and half_width is not None:
-        measured["ci95"] = (rate * (1 - half_width), rate * (1 + half_width))
-    if not isinstance(value, int) or not 0 < value < 2**31:
-        measured.pop("images_per_step", None)
-    values = {"value": value, "order": 1, "status": "ok" if rate else "failed", **measured, **changes}
-    return SweepRow(**values)
+    values = {"value": value, "order": 1, "status": "failed"}
+    if rate is not None:
+        values |= {"status": "ok", "run": f"points/{value}", "images_per_second": rate, "mfu": 0.5}
+        values |= {"limit": "compute", "memory_bytes": 2**30}
+        values |= {"ci95": (rate * (1 - half_width), rate * (1 + half_width))} if half_width is not None else {}
+        values |= {"images_per_step": value} if isinstance(value, int) and 0 < value < 2**31 else {}
+    return SweepRow(**(values | changes))
 
 
 def make_sweep(*rows: SweepRow, key: str = BATCH, **changes: Any) -> Sweep:
-    values = {
-        "key": key,
-        "values": list({repr(row.value): row.value for row in rows}.values()),
-        "rows": list(rows),
-        **changes,
-    }
-    return judge_sweep(Sweep(**values))
+    values = list({repr(row.value): row.value for row in rows}.values())
+    return judge_sweep(Sweep(**({"key": key, "values": values, "rows": list(rows)} | changes)))
 
 
 def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:

@@ -1,6 +1,5 @@
 """Made-up traces of torch.profiler with known answers: events by a few words, files in any layout."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,18 +8,16 @@ HOST = 100
 BASE_US = 1_000_000
 
 
+def event(name: str, cat: str, pid: int, tid: int, start: float, dur: float, args: dict[str, Any]) -> dict[str, Any]:
+    """An event of some microseconds since the beginning."""
+    known = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid}
+    return known | {"ts": BASE_US + start, "dur": dur, "args": args}
+
+
 def host(name: str, start: float, dur: float, *, cat: str = "cpu_op", tid: int = HOST, **args: Any) -> dict[str, Any]:
-    """An operator, or with another `cat` a mark or call, of a thread; microseconds since the beginning."""
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": HOST,
-        "tid": tid,
-        "ts": BASE_US + start,
-        "dur": dur,
-        "args": {key.replace("_", " "): value for key, value in args.items()},
-    }
+    """An operator, or with another `cat` a mark or call, of a thread."""
+    named = {key.replace("_", " "): value for key, value in args.items()}
+    return event(name, cat, HOST, tid, start, dur, named)
 
 
 def mark(name: str, start: float, dur: float, *, tid: int = HOST) -> dict[str, Any]:
@@ -48,30 +45,21 @@ def kernel(
     device: int = 0,
 ) -> dict[str, Any]:
     """A kernel, or with another `cat` a copy."""
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": device,
-        "tid": stream,
-        "ts": BASE_US + start,
-        "dur": dur,
-        "args": {"device": device, "stream": stream, "correlation": correlation, "External id": 0},
-    }
+    args = {"device": device, "stream": stream, "correlation": correlation, "External id": 0}
+    return event(name, cat, device, stream, start, dur, args)
 
 
 def thread_name(tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": HOST, "tid": tid, "ts": BASE_US, "args": {"name": name}}
 
 
-def document(events: list[dict[str, Any]], **around: Any) -> dict[str, Any]:
+def document(events: list[dict[str, Any]]) -> dict[str, Any]:
     head = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": 3}}
-    return {**head, **around, "traceEvents": events, "traceName": "made.json"}
+    return {**head, "traceEvents": events, "traceName": "made.json"}
 
 
-def write_trace(path: Path, events: list[dict[str, Any]], *, packed: bool = False, **layout: Any) -> Path:
-    text = json.dumps(document(events), **layout).encode()
-    path.write_bytes(gzip.compress(text) if packed else text)
+def write_trace(path: Path, events: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(document(events)))
     return path
 
 

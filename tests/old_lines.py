@@ -1,6 +1,17 @@
-"""Command lines of the originals as their own scripts pass them, and what its systems were."""
+"""Command lines of the originals as their own scripts pass them, and what its systems were.
 
+Also what the real command line makes of a command that is printed for one: parsed, not run.
+"""
+
+import re
 import shlex
+from functools import cache
+from typing import Any
+
+import typer
+
+from trainstone.cli.main import app
+from trainstone.config.old.translate import Translation
 
 WMLCE = shlex.split(
     "--mode=train_and_evaluate --iter_unit epoch --num_iter=50 --batch_size=256 --warmup_steps=100 --use_cosine_lr "
@@ -48,37 +59,21 @@ TBD_LINE = (
     "python3 main.py --batch_size=384 --dtype=fp32 --use_synthetic_data=false --data_dir=/d --train_epochs=90 "
     "--distribution_strategy multi_worker_mirrored |& tee training.log"
 )
-MLPERF = {
-    "OPTIMIZER": "sgdwfastlars",
-    "KVSTORE": "horovod",
-    "WARMUP_EPOCHS": "2",
-    "EVAL_OFFSET": "2",
-    "EVAL_PERIOD": "4",
-    "WD": "5.0e-05",
-    "MOM": "0.9",
-    "LARSETA": "0.001",
-    "LABELSMOOTHING": "0.1",
-    "LRSCHED": "pow2",
-    "NUMEPOCHS": "37",
-    "NETWORK": "resnet-v1b-stats-fl",
-    "DALI_THREADS": "6",
-    "MXNET_HOROVOD_NUM_GROUPS": "1",
-}
+MLPERF = (
+    "OPTIMIZER=sgdwfastlars KVSTORE=horovod WARMUP_EPOCHS=2 EVAL_OFFSET=2 EVAL_PERIOD=4 WD=5.0e-05 MOM=0.9 "
+    "LARSETA=0.001 LABELSMOOTHING=0.1 LRSCHED=pow2 NUMEPOCHS=37 NETWORK=resnet-v1b-stats-fl DALI_THREADS=6 "
+    "MXNET_HOROVOD_NUM_GROUPS=1"
+)
 # Facts of the published configurations that differ from it: what the shipped systems are.
 MLPERF_SYSTEMS = {
-    "dgxa100": {"BATCHSIZE": "408", "LR": "10.5", "DGXNNODES": "1", "DGXNGPU": "8"},
-    "dgxa100-4gpu": {"BATCHSIZE": "816", "LR": "10.5", "DGXNNODES": "1", "DGXNGPU": "4"},
-    "a30-1x2": {"BATCHSIZE": "204", "LR": "3.0", "DGXNNODES": "1", "DGXNGPU": "2"},
-    "dgxa100-8x8": {"BATCHSIZE": "51", "LR": "10.5", "DGXNNODES": "8", "DGXNGPU": "8"},
-    "dgxa100-128x8": {
-        **{"BATCHSIZE": "35", "LR": "21.9", "DGXNNODES": "128", "DGXNGPU": "8", "WARMUP_EPOCHS": "17"},
-        **{"WD": "2.5e-5", "MOM": "0.94", "NUMEPOCHS": "60", "EVAL_OFFSET": "3", "INPUT_BATCH_MULTIPLIER": "8"},
-    },
-    "dgxa100-527x8": {
-        **{"OPTIMIZER": "sgdwfastlarsv2", "BATCHSIZE": "16", "LR": "24.699", "DGXNNODES": "527", "DGXNGPU": "8"},
-        **{"WARMUP_EPOCHS": "31", "WD": "1e-4", "MOM": "0.951807", "NUMEPOCHS": "90", "EVAL_OFFSET": "1"},
-        **{"BN_GROUP": "2", "E2E_CUDA_GRAPHS": "1"},
-    },
+    "dgxa100": "BATCHSIZE=408 LR=10.5 DGXNNODES=1 DGXNGPU=8",
+    "dgxa100-4gpu": "BATCHSIZE=816 LR=10.5 DGXNNODES=1 DGXNGPU=4",
+    "a30-1x2": "BATCHSIZE=204 LR=3.0 DGXNNODES=1 DGXNGPU=2",
+    "dgxa100-8x8": "BATCHSIZE=51 LR=10.5 DGXNNODES=8 DGXNGPU=8",
+    "dgxa100-128x8": "BATCHSIZE=35 LR=21.9 DGXNNODES=128 DGXNGPU=8 WARMUP_EPOCHS=17 WD=2.5e-5 MOM=0.94 NUMEPOCHS=60 "
+    "EVAL_OFFSET=3 INPUT_BATCH_MULTIPLIER=8",
+    "dgxa100-527x8": "OPTIMIZER=sgdwfastlarsv2 BATCHSIZE=16 LR=24.699 DGXNNODES=527 DGXNGPU=8 WARMUP_EPOCHS=31 WD=1e-4 "
+    "MOM=0.951807 NUMEPOCHS=90 EVAL_OFFSET=1 BN_GROUP=2 E2E_CUDA_GRAPHS=1",
 }
 # What run_and_time.sh makes of config_DGXA100.sh.
 MLPERF_PROGRAM = shlex.split(
@@ -92,59 +87,84 @@ MLPERF_PROGRAM = shlex.split(
 
 
 def mlperf_words(system: str) -> list[str]:
-    return [f"{name}={text}" for name, text in {**MLPERF, **MLPERF_SYSTEMS[system]}.items()]
+    values = dict(word.split("=") for word in f"{MLPERF} {MLPERF_SYSTEMS[system]}".split())
+    return [f"{name}={text}" for name, text in values.items()]
 
 
-# MLPerf's SSD: EXTRA_PARAMS of config_*.sh, and what run_and_time.sh passes beside.
-SSD_EXTRA = {
-    "c4140": "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4",
-    "2xc4140": "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4",
-    "4xc4140": "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3",
-    "dss8440": "--batch-size=128 --lr-warmup-epoch=5 --lr=5.84e-3 --weight-decay=1.6e-4",
-    "dgx1": "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4",
-    "dgxa100": "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4",
-}
-SSD_GEOMETRY = {
-    "c4140": (1, 4),
-    "2xc4140": (2, 4),
-    "4xc4140": (4, 4),
-    "dss8440": (1, 8),
-    "dgx1": (1, 8),
-    "dgxa100": (1, 8),
-}
-SSD_NAMES = {
-    **{"c4140": "C4140", "2xc4140": "2xC4140", "4xc4140": "4xC4140_01x08x56", "dss8440": "DSS8440"},
-    **{"dgx1": "DGX1_01x08x56", "dgxa100": "DGXA100_1x8x114"},
+# MLPerf's SSD: name of config_*.sh, nodes, GPUs of each, EXTRA_PARAMS.
+SSD_SYSTEMS = {
+    "c4140": ("C4140", 1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
+    "2xc4140": ("2xC4140", 2, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4"),
+    "4xc4140": (
+        *("4xC4140_01x08x56", 4, 4),
+        "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3",
+    ),
+    "dss8440": ("DSS8440", 1, 8, "--batch-size=128 --lr-warmup-epoch=5 --lr=5.84e-3 --weight-decay=1.6e-4"),
+    "dgx1": ("DGX1_01x08x56", 1, 8, "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
+    "dgxa100": ("DGXA100_1x8x114", 1, 8, "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4"),
 }
 
 
 def ssd_program(system: str) -> list[str]:
-    """The line that a system's job ended with."""
-    nodes, each = SSD_GEOMETRY[system]
-    launched = f"mpirun --allow-run-as-root --bind-to none -np {nodes * each} -N {each} python -u ssd_main_async.py"
-    fixed = (
+    """The line that a system's job ended with: what run_and_time.sh passes beside."""
+    _, nodes, each, extra = SSD_SYSTEMS[system]
+    return shlex.split(
+        f"mpirun --allow-run-as-root --bind-to none -np {nodes * each} -N {each} python -u ssd_main_async.py "
         "--log-interval=100 --coco-root=/data/coco2017 --data-layout=NHWC --epochs 80 --async-val "
         "--dataset-size 117266 --pretrained-backbone=/pretrained/mxnet/resnet34-333f7ec4.pickle "
-        "--eval-dataset-size 5000"
+        f"--eval-dataset-size 5000 {extra}"
     )
-    return shlex.split(f"{launched} {fixed} {SSD_EXTRA[system]}")
 
 
 def ssd_config(system: str) -> str:
     """A config_*.sh as it was shipped."""
-    nodes, each = SSD_GEOMETRY[system]
-    return "\n".join(
-        [
-            "## DL params",
-            f"export EXTRA_PARAMS='{SSD_EXTRA[system]}'",
-            f"export NNODES={1 if system == '2xc4140' else nodes}",
-            "#export SYSTEM=$(basename $(readlink -f ${BASH_SOURCE[0]}))",
-            "export WALLTIME=00:30:00",
-            f"export NGPU={each}",
-            "export SOCKETCORES=20",
-            "export NSOCKET=2",
-            "export HT=1         # HT is on is 2, HT off is 1",
-            "export TOBIND=0",
-            "export NCCL_SOCKET_IFNAME=",
-        ]
-    )
+    _, nodes, each, extra = SSD_SYSTEMS[system]
+    return f"""## DL params
+export EXTRA_PARAMS='{extra}'
+export NNODES={1 if system == "2xc4140" else nodes}
+#export SYSTEM=$(basename $(readlink -f ${{BASH_SOURCE[0]}}))
+export WALLTIME=00:30:00
+export NGPU={each}
+export SOCKETCORES=20
+export NSOCKET=2
+export HT=1         # HT is on is 2, HT off is 1
+export TOBIND=0
+export NCCL_SOCKET_IFNAME="""
+
+
+STARTED = re.compile(r"trainstone launch [^;]*")
+
+
+def parse_told(told: Translation) -> None:
+    started = [line.replace("$seed", "1") for note in told.notes for line in STARTED.findall(note) if " -- " in line]
+    for command in (told.command, told.file_command, *started):
+        if command:
+            parse_command(command)
+
+
+def parse_command(command: str) -> dict[str, Any]:
+    words = shlex.split(command)
+    assert words[0] == "trainstone", command
+    return parse_words(words[1:])
+
+
+def parse_words(words: list[str]) -> dict[str, Any]:
+    """Walk down the verbs; of `launch ... -- VERB ...` what is started is parsed, too."""
+    launches = words[:1] == ["launch"]
+    verb, rest = find_verb(words)
+    if launches:
+        parse_words(rest[rest.index("--") + 1 :])
+    return dict(verb.make_context(" ".join(words), list(rest)).params)
+
+
+def find_verb(words: list[str]) -> tuple[Any, list[str]]:
+    found, rest = read_surface(), list(words)
+    while (below := getattr(found, "commands", None)) is not None and (rest or found is read_surface()):
+        assert "".join(rest[:1]) in below, f"there is no {shlex.join(words)}"
+        found = below[rest.pop(0)]
+    return found, rest
+
+
+@cache
+def read_surface() -> Any:
+    return typer.main.get_command(app)

@@ -30,7 +30,6 @@ SMALL = {
     "train.batch_size": 8,
     "stop.epochs": 3.0,
 }
-LEARNED = ("model.", "ema.", "optimizer.")
 
 
 def list_settings(**changes: Any) -> list[str]:
@@ -87,7 +86,9 @@ def read_learned(run: Path, ranks: int = 1) -> Learned:
     checkpoint, damaged = find_latest(run / "checkpoints")
     assert checkpoint is not None
     assert not damaged
-    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(LEARNED)}
+    tensors = {
+        name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(("model.", "ema.", "optimizer."))
+    }
     steps = [read_columns(run / f"steps-rank{number:04d}.csv") for number in range(ranks)]
     return Learned(read_result(run), tensors, checkpoint.document, steps)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
-from old_lines import mlperf_words
-from parsed_command import find_verb, parse_told, parse_words
+from old_lines import find_verb, mlperf_words, parse_told, parse_words
 from trainstone.config.load import list_shipped
 from trainstone.config.old.line import Flag, read_table
 from trainstone.config.old.translate import ORIGINALS, read_key, translate

@@ -15,7 +15,10 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() or unicodedata.category(char) == "Zs" else _write_out(char) for char in text
+        char
+        if char.isprintable() or unicodedata.category(char) == "Zs"
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
     )
 
 
@@ -28,7 +31,3 @@ def format_error(message: str, hint: str | None) -> str:
     """Return message and hint as lines; further lines of each are indented, so that none can pass for our own."""
     parts = [name + printable_lines(text) for name, text in (("error: ", message), ("hint:  ", hint)) if text]
     return "\n".join(part.replace("\n", "\n       ") for part in parts)
-
-
-def _write_out(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")

@@ -5,6 +5,7 @@ import os
 import platform
 import pty
 import re
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -207,3 +208,31 @@ def test_the_real_thing(trainstone):
     assert result["utilisation"]["flops_per_image"] == pytest.approx(24.3e9, rel=0.01)
     assert 0 < result["utilisation"]["mfu"] < 1.5
     assert "auto" not in {result["config"]["train"][key] for key in ("batch_size", "precision")}
+
+
+# With a cache of its own, so that nothing is already compiled.
+COMPILED = [*TINY, "--iterations", "8", "--json", "-q", "--set", "engine.compile=true"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_compile_time_is_told_apart(quick, tmp_path: Path):
+    # Without vectors the compiler is done sooner.
+    anew = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "ATEN_CPU_CAPABILITY": "default"}
+    done = quick(*COMPILED, env=anew)
+    assert done.code == 0, done.err
+    result = done.json()
+    steps, phases = result["step_seconds"], result["phases"]
+    assert phases["compile_seconds"] == pytest.approx(steps["first"] - steps["median"])
+    assert phases["compile_seconds"] > 20 * steps["median"]
+    assert result["throughput"]["steady_from_step"] >= 1
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_message_says_so(quick, tmp_path: Path):
+    nothing = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PATH": str(tmp_path)}
+    done = quick(*COMPILED, env=nothing)
+    assert done.code == 4
+    assert done.err.startswith("error: torch.compile does not work here: ")
+    assert "hint:  --set engine.compile=false" in done.err
+    assert len(done.err.splitlines()) == 2

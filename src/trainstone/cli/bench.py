@@ -9,42 +9,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, execute, print_plan
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from trainstone.config.schema import Config
-    from trainstone.results.schema import Status
-    from trainstone.train.lifecycle import Lifecycle
-
-Against = Annotated[
-    list[str],
-    typer.Option(
-        "--against",
-        metavar="RECIPE|KEY=VALUE",
-        help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
-        show_default=False,
-    ),
-]
 
 
 def bench(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe's name, a .toml file, or the config.toml of a run.")
-    ] = "resnet50",
+    recipe: options.Recipe = "resnet50",
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
     data: options.Data = None,
     out: options.Out = Path("runs"),
     seconds: options.Seconds = None,
     iterations: Annotated[
-        int | None,
-        typer.Option("--iterations", help="Run exactly so many steps instead of a time.", show_default=False),
+        int | None, typer.Option("--iterations", help="Run exactly so many steps instead of a time.")
     ] = None,
-    against: Against = [],  # noqa: B006
+    against: Annotated[
+        list[str],
+        typer.Option(
+            "--against",
+            metavar="RECIPE|KEY=VALUE",
+            help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
+        ),
+    ] = [],  # noqa: B006
     runs: options.Runs = 1,
     seed: options.Seed = None,
     device: options.DeviceName = None,
@@ -56,10 +48,9 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains, with an error bar, and say what limits it."""
     from trainstone.config.load import load_config
-    from trainstone.log import configure_terminal
-    from trainstone.machine.allocator import restart_keeping_memory
 
-    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations, data=data)
+    values = {"measure.seconds": seconds, "seed": seed, "device": device, "measure.iterations": iterations}
+    flags = options.collect_flags(values, data)
     load = partial(load_config, system=system, flags=flags)
     config = load(recipe, settings=settings)
     other, same_recipe = load_other(load, recipe, settings, against, config, runs)
@@ -70,11 +61,9 @@ def bench(
         options.refuse_ranks("bench --against")
     if runs > 1:
         options.refuse_ranks("bench --runs")
-    if config.engine.keep_memory and runs == 1:
-        restart_keeping_memory()
-    configure_terminal(verbose=verbose, quiet=quiet)
+    options.prepare_process(config if runs == 1 else None, verbose=verbose, quiet=quiet)
 
-    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
+    def flow(life: Life) -> ProgressStream:
         if runs > 1:
             from trainstone.launch.child_runs import repeat_bench
 

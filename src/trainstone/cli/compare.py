@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from trainstone.cli import options
+from trainstone.cli.output import print_json
 from trainstone.errors import EXIT_GATE, ConfigError
 from trainstone.text import printable
 
@@ -21,25 +22,6 @@ LARGEST_GATE = 50
 MANY_RUNS = 3
 """With fewer on a side, more runs are what tells more."""
 
-
-Runs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN", help="Side A: run folders, result.json files, or folders of runs.", show_default=False
-    ),
-]
-To = Annotated[
-    list[str],
-    typer.Option(
-        "--to",
-        metavar="RUN...",
-        help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
-        show_default=False,
-    ),
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Compare unlike runs, too, and judge drifting ones; it is listed.")
-]
 FailBelow = Annotated[
     float | None,
     typer.Option(
@@ -48,93 +30,100 @@ FailBelow = Annotated[
         help="Leave with exit code 9 if a row's ratio is below this, such as 0.95, and it is judged slower, has no "
         "interval or stands against a published figure (for a RATIO above 1 also: its whole interval is below); or if "
         "a run of A has no number, or B has what A lacks.",
-        show_default=False,
     ),
 ]
-PageFile = Annotated[
-    Path | None,
-    typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison.", show_default=False),
-]
 
 
-class CompareCommand(TyperCommand):
-    """Gives --to every word up to the next option, so that a shell pattern can stand after it."""
+class ManyWordsCommand(TyperCommand):
+    """Gives an option WORD... every word up to the next option, so that a shell pattern can stand after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_to(args))
+        for parameter in self.params:
+            if (parameter.metavar or "").endswith("..."):
+                args = spread_to(args, parameter.opts[0])
+        return super().parse_args(ctx, args)
 
 
-def spread_to(args: list[str], option: str = "--to") -> list[str]:
+def spread_to(args: list[str], option: str) -> list[str]:
     """Turn `--to B1 B2 --json` into `--to B1 --to B2 --json`; after -- nothing is an option."""
     spread: list[str] = []
-    words = 0
-    inside = False
+    words, inside = 0, False
     for position, word in enumerate(args):
         if word == "--":
             return spread + args[position:]
         if inside and not word.startswith("-"):
             spread += [option, word] if words else [word]
             words += 1
-            continue
-        inside = word == option or word.startswith(f"{option}=")
-        words = int(word.startswith(f"{option}="))
-        spread.append(word)
+        else:
+            words = int(word.startswith(f"{option}="))
+            inside = word == option or words == 1
+            spread.append(word)
     return spread
 
 
 def compare(
-    runs: Runs,
-    to: To,
-    force: Force = False,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN", help="Side A: run folders, result.json files, or folders of runs.")
+    ],
+    to: Annotated[
+        list[str],
+        typer.Option(
+            "--to",
+            metavar="RUN...",
+            help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare unlike runs, too, and judge drifting ones; it is listed.")
+    ] = False,
     fail_below: FailBelow = None,
-    page: PageFile = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare runs: how many times as fast A is as B, with an interval; unlike runs are refused."""
-    from trainstone.cli.output import print_json
-    from trainstone.results.compare import compare as compare_results
+    from rich.console import Console
 
-    check_limit(fail_below)
-    comparison, lost = compare_results(runs, to, force=force)
+    from trainstone.cli.summary import print_comparison, print_lines
+    from trainstone.results import compare as results
+
+    if fail_below is not None:
+        check_limit(fail_below)
+    comparison, lost = results.compare(runs, to, force=force)
     for told in comparison.left_out:
-        warn(f"not compared: {told}")
+        print(f"warning: not compared: {printable(told)}", file=sys.stderr)
     if page is not None:
         from trainstone.report.page import write_comparison_page
 
         write_comparison_page(comparison, page)
     if as_json:
-        print_json(comparison.model_dump(mode="json", exclude_none=True))
+        print_json(comparison)
     else:
-        print_table(comparison, page)
+        console = Console(file=sys.stdout, highlight=False)
+        print_comparison(console, comparison)
+        console.print()
+        print_lines(console, [comparison.verdict], "bold")
+        console.print()
+        written = [f"page  {page}"] if page is not None else []
+        print_lines(console, [*written, f"next  {suggest_next(comparison)}"], wrap=False)
     if fail_below is not None:
-        leave_by_gate(comparison, fail_below, lost)
+        gate = results.check_gate(comparison, fail_below, lost)
+        for told in gate.doubtful:
+            passes = "not established, so it passes; measure both sides with --runs 5"
+            print(f"warning: {printable(told)}: {passes}", file=sys.stderr)
+        for told in gate.failed:
+            print(f"gate:    {printable(told)}", file=sys.stderr)
+        if gate.failed:
+            raise typer.Exit(EXIT_GATE)
 
 
-def check_limit(limit: float | None) -> None:
-    if limit is None:
-        return
+def check_limit(limit: float) -> None:
     if not math.isfinite(limit) or limit <= 0:
         raise ConfigError(f"--fail-below {limit:g}: a ratio is above 0", hint="for example --fail-below 0.95")
     if limit >= LARGEST_GATE:
-        raise ConfigError(
-            f"--fail-below {limit:g} is a ratio, not a percentage", hint=f"did you mean --fail-below {limit / 100:g}?"
-        )
-
-
-def print_table(comparison: "Comparison", page: Path | None) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from trainstone.cli.tables import print_comparison
-
-    console = Console(file=sys.stdout, highlight=False)
-    print_comparison(console, comparison)
-    console.print()
-    console.print(Text(printable(comparison.verdict), style="bold"))
-    console.print()
-    if page is not None:
-        console.print(Text(f"page  {printable(str(page))}"), soft_wrap=True)
-    console.print(Text(f"next  {suggest_next(comparison)}"), soft_wrap=True)
+        hint = f"did you mean --fail-below {limit / 100:g}?"
+        raise ConfigError(f"--fail-below {limit:g} is a ratio, not a percentage", hint=hint)
 
 
 def suggest_next(comparison: "Comparison") -> str:
@@ -142,23 +131,6 @@ def suggest_next(comparison: "Comparison") -> str:
     row = comparison.rows[0]
     few = [side.runs[0] for side in (row.a, row.b) if 0 < len(side.runs) < MANY_RUNS]
     if few:
-        config = printable(shlex.quote(str(Path(few[0]) / "config.toml")))
+        config = shlex.quote(str(Path(few[0]) / "config.toml"))
         return f"trainstone bench {config} --runs 5, and compare its folder: that interval covers run-to-run changes"
-    return f"trainstone report {printable(shlex.quote(row.a.runs[0]))}, to see what limits it"
-
-
-def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> None:
-    """--fail-below: name what says no and leave with exit code 9; warn of rows that are only low."""
-    from trainstone.results.compare import check_gate
-
-    gate = check_gate(comparison, limit, lost)
-    for told in gate.doubtful:
-        warn(f"{told}: not established, so it passes; measure both sides with --runs 5")
-    for told in gate.failed:
-        print(f"gate:    {printable(told)}", file=sys.stderr)
-    if gate.failed:
-        raise typer.Exit(EXIT_GATE)
-
-
-def warn(told: str) -> None:
-    print(f"warning: {printable(told)}", file=sys.stderr)
+    return f"trainstone report {shlex.quote(row.a.runs[0])}, to see what limits it"

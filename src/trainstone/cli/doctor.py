@@ -2,22 +2,18 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, execute
+from trainstone.cli.execute import Life, Options, ProgressStream, execute
+from trainstone.cli.output import print_json
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
+from trainstone.text import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from trainstone.results.schema import Status
-    from trainstone.train.lifecycle import Lifecycle
-
-MARKS = {"ok": ("ok", "green"), "limited": ("limited", "yellow"), "missing": ("missing", "red")}
+COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def doctor(
@@ -33,41 +29,35 @@ def doctor(
 ) -> None:
     """Say what this machine can do, what is missing, and how noisy it is."""
     from trainstone.config.load import load_config
-    from trainstone.log import configure_terminal
-    from trainstone.machine.allocator import restart_keeping_memory
 
-    if aa:
-        flags = options.collect_flags(seconds=seconds, device=device)
-        config = load_config(recipe, settings=settings, flags=flags)
-        if config.engine.keep_memory:
-            restart_keeping_memory()
-    elif settings or seconds is not None or device is not None or recipe != "resnet50":
-        raise ConfigError(
-            "a recipe, --set, --seconds and --device are for doctor --aa", hint="trainstone doctor --aa ..."
-        )
-    configure_terminal(verbose=verbose, quiet=quiet)
-    if aa:
-        options.refuse_ranks("doctor --aa")
-        outcome: dict[str, Any] = {}
-
-        def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
-            yield Progress("loading torch")
-            from trainstone.train.interleave import run_same_twice
-
-            return (yield from run_same_twice(life, outcome))
-
-        execute(None, config, flow, Options(quiet=quiet), show=lambda: print_floor(outcome, as_json=as_json))
-    else:
+    if not aa:
+        if settings or seconds is not None or device is not None or recipe != "resnet50":
+            raise ConfigError(
+                "a recipe, --set, --seconds and --device are for doctor --aa", hint="trainstone doctor --aa ..."
+            )
+        options.prepare_process(verbose=verbose, quiet=quiet)
         print_checks(out, as_json=as_json)
+        return
+    flags = options.collect_flags({"measure.seconds": seconds, "device": device})
+    config = load_config(recipe, settings=settings, flags=flags)
+    options.prepare_process(config, verbose=verbose, quiet=quiet)
+    options.refuse_ranks("doctor --aa")
+    outcome: dict[str, Any] = {}
+
+    def flow(life: Life) -> ProgressStream:
+        yield Progress("loading torch")
+        from trainstone.train.interleave import run_same_twice
+
+        return (yield from run_same_twice(life, outcome))
+
+    execute(None, config, flow, Options(quiet=quiet), show=lambda: print_floor(outcome, as_json=as_json))
 
 
 def print_checks(out: Path, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from trainstone.cli.output import print_json
     from trainstone.machine.facts import read_facts
-    from trainstone.text import printable
     from trainstone.train.checkup import examine
 
     facts = read_facts()
@@ -76,16 +66,15 @@ def print_checks(out: Path, *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     for check in examine(facts, out):
-        mark, colour = MARKS[check.status]
+        mark = (f"{check.status:<8}", COLOURS[check.status])
         told = printable(check.told)
-        console.print(Text.assemble((f"{mark:<8}", colour), (f"{check.name:<11}", "bold"), told), soft_wrap=True)
+        console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), told), soft_wrap=True)
         if check.hint:
             console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
     print("\nMeasure: trainstone bench      Noise floor: trainstone doctor --aa")
 
 
 def print_floor(floor: dict[str, Any], *, as_json: bool) -> None:
-    from trainstone.cli.output import print_json
     from trainstone.units import format_percent
 
     if as_json:

@@ -4,38 +4,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from trainstone.cli import options
-from trainstone.cli.compare import spread_to
-from trainstone.cli.execute import Options, execute
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_resolved
 from trainstone.cli.output import print_json, print_stderr
 from trainstone.errors import ConfigError, DataError
+from trainstone.machine.allocator import restart_keeping_memory
+from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
 from trainstone.text import printable
+from trainstone.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from trainstone.config.schema import Config
-    from trainstone.results.schema import Status
-    from trainstone.train.lifecycle import Lifecycle
     from trainstone.train.saved import Saved
-
-
-class EvalCommand(TyperCommand):
-    """Gives --predict every word up to the next option, so that a shell pattern can stand after it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_to(args, "--predict"))
 
 
 def evaluate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A checkpoint, a run folder (its best one), or weights of other tools: .safetensors, .pth, .pt.",
-            show_default=False,
+            help="A checkpoint, a run folder (its best one), or weights of other tools: .safetensors, .pth, .pt."
         ),
     ],
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
@@ -49,18 +38,15 @@ def evaluate(
     ] = None,
     out: options.Out = Path("runs"),
     images: Annotated[
-        list[Path],
-        typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show.", show_default=False),
+        list[Path], typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show.")
     ] = [],  # noqa: B006
     top: Annotated[int, typer.Option("--top", min=1, help="How many guesses for each picture of --predict.")] = 5,
     bench: Annotated[bool, typer.Option("--bench", help="Measure inference speed (synthetic unless --data).")] = False,
     seconds: Annotated[
-        float | None,
-        typer.Option("--seconds", help="Time budget of --bench.", show_default="the recipe's: 60"),
+        float | None, typer.Option("--seconds", help="Time budget of --bench.", show_default="the recipe's: 60")
     ] = None,
     export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools.", show_default=False),
+        Path | None, typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools.")
     ] = None,
     device: options.DeviceName = None,
     dry_run: options.DryRun = False,
@@ -69,23 +55,28 @@ def evaluate(
     quiet: options.Quiet = 0,
 ) -> None:
     """Judge saved weights by the validation pictures; or predict, measure inference, export."""
-    from trainstone.log import configure_terminal
-    from trainstone.machine.ranks import read_rank
-
     mode = choose_mode(predict=bool(images), bench=bench, export=export is not None, seconds=seconds)
-    flags = options.collect_flags(seconds=seconds, device=device, data=data)
+    flags = options.collect_flags({"measure.seconds": seconds, "device": device}, data)
     if data is not None or mode == "bench":
         flags["data.source"] = "files" if data is not None else "synthetic"
-    configure_terminal(verbose=verbose, quiet=quiet)
+    options.prepare_process(verbose=verbose, quiet=quiet)
     first = read_rank().number == 0
-    refuse_repeated(checkpoint)
-    saved, config = open_asked(checkpoint, recipe, settings, flags, quiet=bool(quiet) or not first)
+    saved, config = open_requested(checkpoint, recipe, settings, flags, quiet=bool(quiet) or not first)
     if dry_run:
-        print_eval_plan(config, mode, out, as_json=as_json)
+        lines = [f"# would write a run folder RUN under {out}/"] if mode in ("quality", "bench") else []
+        print_resolved(config, lines, as_json=as_json, mode=mode, out=str(out))
     elif mode in ("predict", "export") and not first:
         return
     elif export is not None:
-        export_here(config, saved, export, as_json=as_json)
+        from trainstone.train.predict import export_weights
+
+        made = export_weights(config, saved, export)
+        if as_json:
+            print_json({"file": str(export), "checkpoint": str(saved.path), "from": saved.origin, **made})
+            return
+        kind = "averaged weights" if made["averaged"] else "weights"
+        size = f"{made['tensors']} tensors, {format_bytes(made['bytes'])}"
+        print(printable(f"wrote {kind} of {saved.origin} to {export}: {size}, plain safetensors"))
     elif mode == "predict":
         predict_here(config, saved, images, top, as_json=as_json)
     else:
@@ -94,13 +85,13 @@ def evaluate(
 
 def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | None) -> str:
     """Return quality, predict, bench or export; two at once are refused."""
-    asked = [name for name, given in (("predict", predict), ("bench", bench), ("export", export)) if given]
-    if len(asked) > 1:
-        named = " and ".join(f"--{name}" for name in asked)
+    requested = [name for name, given in (("predict", predict), ("bench", bench), ("export", export)) if given]
+    if len(requested) > 1:
+        named = " and ".join(f"--{name}" for name in requested)
         raise ConfigError(f"{named} are different things to do", hint="give the command once for each")
     if seconds is not None and not bench:
         raise ConfigError("--seconds is the time of --bench; to judge takes as long as there are pictures")
-    return asked[0] if asked else "quality"
+    return requested[0] if requested else "quality"
 
 
 def refuse_repeated(path: Path) -> None:
@@ -117,11 +108,12 @@ def refuse_repeated(path: Path) -> None:
     )
 
 
-def open_asked(
+def open_requested(
     checkpoint: Path, recipe: str | None, settings: list[str], flags: dict[str, Any], *, quiet: bool
 ) -> "tuple[Saved, Config]":
     from trainstone.cli.progress import ProgressLine
 
+    refuse_repeated(checkpoint)
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
         from trainstone.train.saved import check_weights, open_saved, resolve_config
@@ -133,33 +125,17 @@ def open_asked(
         return saved, config
 
 
-def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) -> None:
-    from trainstone.config.load import write_toml
-
-    if as_json:
-        print_json({"config": config.model_dump(mode="json", exclude_none=True), "mode": mode, "out": str(out)})
-        return
-    print(write_toml(config))
-    if mode in ("quality", "bench"):
-        print(f"# would write a run folder RUN under {out}/")
-
-
 def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> None:
-    from trainstone.machine.allocator import restart_keeping_memory
-
     if mode == "bench":
         options.refuse_ranks("eval --bench")
         if config.engine.keep_memory:
             restart_keeping_memory()
 
-    def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
-        if mode == "bench":
-            from trainstone.train.inference import run_inference
-
-            return (yield from run_inference(life, saved))
+    def flow(life: Life) -> ProgressStream:
         from trainstone.train.evaluation import run_eval
+        from trainstone.train.inference import run_inference
 
-        return (yield from run_eval(life, saved))
+        return (yield from (run_inference if mode == "bench" else run_eval)(life, saved))
 
     execute("eval", config, flow, opts)
 
@@ -191,16 +167,3 @@ def describe_guess(guess: dict[str, Any]) -> str:
         return text
     left, top, right, bottom = (f"{100 * guess['box'][edge]:.0f}" for edge in ("left", "top", "right", "bottom"))
     return f"{text}  at {left}-{right} % from the left, {top}-{bottom} % from the top"
-
-
-def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool) -> None:
-    from trainstone.train.predict import export_weights
-    from trainstone.units import format_bytes
-
-    made = export_weights(config, saved, target)
-    if as_json:
-        print_json({"file": str(target), "checkpoint": str(saved.path), "from": saved.origin, **made})
-        return
-    kind = "averaged weights" if made["averaged"] else "weights"
-    size = f"{made['tensors']} tensors, {format_bytes(made['bytes'])}"
-    print(printable(f"wrote {kind} of {saved.origin} to {target}: {size}, plain safetensors"))

@@ -4,18 +4,20 @@ import errno
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import typer
 
 from trainstone.cli.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
 from trainstone.machine.launched import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
+from trainstone.machine.ranks import read_rank
+from trainstone.machine.signals import StopSignals
 from trainstone.text import format_error
 
 if TYPE_CHECKING:
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Flow = Callable[["Lifecycle"], "Generator[Progress | str, None, Status | int]"]
-"""A generator of progress that ends with the run's status, or with an exit code of its own."""
+Life: TypeAlias = "Lifecycle"
+ProgressStream: TypeAlias = "Generator[Progress | str, None, Status]"
+"""The progress of a run, which ends with its status."""
+Flow = Callable[[Life], "ProgressStream | Generator[str, None, int]"]
+"""What makes the stream; it may also end with an exit code of its own."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +49,10 @@ class Options:
 
 
 def execute(
-    kind: "Kind | None",
-    config: "Config",
-    flow: Flow,
-    options: Options,
-    show: "Callable[[], None] | None" = None,
+    kind: "Kind | None", config: "Config", flow: Flow, options: Options, show: "Callable[[], None] | None" = None
 ) -> NoReturn:
     """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.machine.ranks import read_rank
-    from trainstone.machine.signals import StopSignals
     from trainstone.train.lifecycle import lifecycle
 
     first, run = read_rank().number == 0, None
@@ -61,10 +60,7 @@ def execute(
         if kind and first:
             run = stack.enter_context(open_run(kind, config, options))
         try:
-            with (
-                ProgressLine(quiet=bool(options.quiet) or not first) as line,
-                lifecycle(config, run, signals) as life,
-            ):
+            with ProgressLine(quiet=bool(options.quiet) or not first) as line, lifecycle(config, run, signals) as life:
                 status = line.follow(flow(life))
         except KeyboardInterrupt as err:
             if run and run.result.points:
@@ -96,40 +92,31 @@ def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunF
     """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
     from trainstone.results.store import create_run, lock_run, read_result, reopen_run
 
+    command, there = shlex.join(["trainstone", *sys.argv[1:]]), options.resume or launched_run()
     with ExitStack() as held:
-        with refusing_together(config):
-            there = options.resume or launched_run()
+        try:
             if there and there.is_dir():
                 held.enter_context(lock_run(there))
             if options.resume:
                 # A sweep keeps the command that names its points; a training says how it was started last.
-                command = read_result(options.resume).command if kind == "sweep" else format_command()
+                command = read_result(options.resume).command if kind == "sweep" else command
                 run = reopen_run(options.resume, kind, command)
             elif there:
                 if find_begun():
                     clear_attempt(there)
-                run = create_run(there.parent, kind, config, format_command(), run_id=there.name, there=True)
+                run = create_run(there.parent, kind, config, command, run_id=there.name, there=True)
             else:
-                run = create_run(options.out, kind, config, format_command())
+                run = create_run(options.out, kind, config, command)
                 held.enter_context(lock_run(run.path))
+        except TrainstoneError as err:
+            if read_rank().world == 1:
+                raise
+            print_error(err)  # at once: to meet the others, which would wait for this rank, may take long
+            from trainstone.train.preflight.roll import tell_refusal
+
+            tell_refusal(config, err)
+            raise typer.Exit(err.exit_code) from err
         yield run
-
-
-@contextmanager
-def refusing_together(config: "Config") -> Iterator[None]:
-    """Where rank 0 cannot begin, print why and let the other ranks know: they would wait for it."""
-    from trainstone.machine.ranks import read_rank
-
-    try:
-        yield
-    except TrainstoneError as err:
-        if read_rank().world == 1:
-            raise
-        print_error(err)  # at once: to meet the others may take long
-        from trainstone.train.preflight.roll import tell_refusal
-
-        tell_refusal(config, err)
-        raise typer.Exit(err.exit_code) from err
 
 
 def find_begun() -> Path | None:
@@ -153,10 +140,6 @@ def clear_attempt(run: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def format_command() -> str:
-    return shlex.join(["trainstone", *sys.argv[1:]])
-
-
 def print_error(err: TrainstoneError) -> None:
     """Print message and hint, and leave them for a launcher."""
     leave_failure(err)
@@ -169,37 +152,35 @@ def print_plan(
     """--dry-run: what would be run, and by which commands, where it is children that do."""
     from trainstone.config.load import write_toml
 
-    if as_json:
-        plan = {
-            "config": config.model_dump(mode="json", exclude_none=True),
-            "out": str(out),
-            "commands": list(commands),
-        }
-        if other:
-            plan["against"] = other.model_dump(mode="json", exclude_none=True)
-        print_json(plan)
-        return
-    print(write_toml(config))
-    if other:
-        print(f"# against, in turn A B B A in one process:\n\n{write_toml(other)}")
-    print(f"# would write a run folder RUN under {out}/")
+    lines = [f"# against, in turn A B B A in one process:\n\n{write_toml(other)}"] if other else []
+    lines.append(f"# would write a run folder RUN under {out}/")
     if commands:
-        print("# would start, one after the other:")
-        print("\n".join(f"#   {command}" for command in commands))
+        lines += ["# would start, one after the other:", *(f"#   {command}" for command in commands)]
+    more = {"against": other} if other else {}
+    print_resolved(config, lines, as_json=as_json, out=str(out), commands=list(commands), **more)
+
+
+def print_resolved(config: "Config", lines: Iterable[str], *, as_json: bool, **more: object) -> None:
+    """Print a configuration, then what would be done with it: `lines`, or `more` keys of the JSON document."""
+    from trainstone.config.load import write_toml
+
+    if as_json:
+        print_json({"config": config, **more})
+    else:
+        print(write_toml(config), *lines, sep="\n")
 
 
 def show_run(run: "RunFolder", *, as_json: bool) -> None:
     """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
     write_page(run)
-    show = partial(print_run, run.result, run.path, as_json=as_json)
-    print_guarded(show, hint=f"the result is in {run.path}")
+    print_guarded(partial(print_run, run.result, run.path, as_json=as_json), f"the result is in {run.path}")
 
 
 def print_run(result: "Result", path: Path, *, as_json: bool) -> None:
     from trainstone.cli.summary import print_result
 
     if as_json:
-        print_json(result.model_dump(mode="json", exclude_none=True))
+        print_json(result)
     else:
         print_result(result, path)
 

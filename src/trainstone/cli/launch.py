@@ -18,15 +18,16 @@ from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, ConfigError, Lau
 from trainstone.files import write_atomically
 from trainstone.machine.launched import ALONE_VERBS, FOLDER
 from trainstone.text import printable, printable_lines
+from trainstone.units import format_rate
 
 if TYPE_CHECKING:
     from trainstone.launch.slurm import Options as SlurmOptions
-    from trainstone.launch.slurm_job import Member
     from trainstone.launch.supervisor import Plan
     from trainstone.launch.verb import Verb
     from trainstone.machine.signals import StopSignals
 
 End = TypeVar("End")
+Follow = Callable[[str], Generator[str, None, End]]
 # Options after the verb's name are the verb's, with or without -- before it.
 VERB_FOLLOWS = {"allow_interspersed_args": False}
 # Another start would end the same way: the recipe, the data, the machine or the disk must be repaired first.
@@ -42,36 +43,12 @@ app = typer.Typer(
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run; run nothing, make nothing.")]
 Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments.", show_default=False),
-]
-NumNodes = Annotated[
-    int | None, typer.Option("--nodes", min=1, help="Number of nodes.", show_default=f"{SYSTEM}, else 1")
-]
-NumRanks = Annotated[
-    int | None, typer.Option("--ranks-per-node", min=1, help="Ranks on each node.", show_default=DEVICES)
-]
-Partition = Annotated[
-    str | None, typer.Option("--partition", help="Slurm partition.", show_default=f"{SYSTEM}, else Slurm's default")
+    list[str] | None, typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments.")
 ]
 Limit = Annotated[str | None, typer.Option("--time", help="Time limit, such as 4:20:00.", show_default=SYSTEM)]
 Account = Annotated[str | None, typer.Option("--account", help="Slurm account to charge.", show_default=SYSTEM)]
 Gres = Annotated[str | None, typer.Option("--gres", help="Devices per node, such as gpu:4.", show_default=SYSTEM)]
-Container = Annotated[
-    str | None, typer.Option("--container", help="Apptainer image that ranks run in.", show_default=SYSTEM)
-]
-Requeue = Annotated[
-    bool,
-    typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit."),
-]
-Prologue = Annotated[
-    list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).", show_default=False)
-]
 Fleet = Annotated[bool, typer.Option("--fleet", help="Run on every node of the partition, one run per node.")]
-Sbatch = Annotated[
-    list[str],
-    typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable).", show_default=False),
-]
 Restarts = Annotated[
     int, typer.Option("--max-restarts", min=0, help="How often to restart from the last checkpoint if a rank dies.")
 ]
@@ -82,8 +59,7 @@ Detach = Annotated[bool, typer.Option("--detach", help="Print job number and run
 def local(
     words: Words = None,
     ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", "-np", min=1, help="How many.", show_default="one for each CUDA device"),
+        int | None, typer.Option("--ranks", "-np", min=1, help="How many.", show_default="one for each CUDA device")
     ] = None,
     oversubscribe: Annotated[
         bool, typer.Option("--oversubscribe", help="Start more ranks than cores or memory have room for.")
@@ -94,18 +70,14 @@ def local(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine, by torchrun: one for each device, or on the CPU with its cores divided among them."""
-    from trainstone.launch.local import check_room, choose_ranks, plan_local
-    from trainstone.launch.verb import prepare_folder, read_verb
+    from trainstone.launch.engines import check_room, choose_ranks, plan_local
+    from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
     number, name = choose_ranks(ranks), f"local-{secrets.token_hex(4)}"
     check_room(verb, number, max_restarts, oversubscribe=oversubscribe)
     plan = partial(plan_local, verb, launch=name, ranks=number, max_restarts=max_restarts)
-    if dry_run or verb.dry_run:
-        print_plan(plan(verb.out.absolute() / "RUN"), verb)
-    else:
-        run = prepare_folder(verb)
-        run_launch(plan(run), verb, run, verbose=bool(verbose))
+    run_launch(plan, verb, dry_run=dry_run, verbose=bool(verbose))
 
 
 @app.command(context_settings=VERB_FOLLOWS)
@@ -133,70 +105,78 @@ def mpi(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.launch.mpi import Options as MpiOptions
-    from trainstone.launch.mpi import check_hosts, check_programs, plan_mpi
-    from trainstone.launch.verb import prepare_folder, read_verb
+    from trainstone.launch import engines
+    from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
-    options = MpiOptions(ranks, host, hostfile, container, max_restarts, mpirun)
-    plan = partial(plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
+    options = engines.Options(ranks, host, hostfile, container, max_restarts, mpirun)
+    plan = partial(engines.plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
     planned = plan(verb.out.absolute() / "RUN")
-    if dry_run or verb.dry_run:
-        print_plan(planned, verb)
-        return
-    check_hosts(options, verb)
-    check_programs(planned)
-    run = prepare_folder(verb)
-    run_launch(plan(run), verb, run, verbose=bool(verbose))
+    if not (dry_run or verb.dry_run):
+        engines.check_start(planned, options, verb)
+    run_launch(plan, verb, dry_run=dry_run, verbose=bool(verbose))
 
 
 @app.command(context_settings=VERB_FOLLOWS)
 def slurm(
     words: Words = None,
-    nodes: NumNodes = None,
-    ranks_per_node: NumRanks = None,
-    partition: Partition = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Number of nodes.", show_default=f"{SYSTEM}, else 1")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", min=1, help="Ranks on each node.", show_default=DEVICES)
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Slurm partition.", show_default=f"{SYSTEM}, else Slurm's default")
+    ] = None,
     limit: Limit = None,
     account: Account = None,
     gres: Gres = None,
-    container: Container = None,
-    requeue: Requeue = False,
-    prologue: Prologue = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    container: Annotated[
+        str | None, typer.Option("--container", help="Apptainer image that ranks run in.", show_default=SYSTEM)
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit.")
+    ] = False,
+    prologue: Annotated[list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).")] = [],  # noqa: B006
     fleet: Fleet = False,
-    sbatch: Sbatch = [],  # noqa: B006
+    sbatch: Annotated[
+        list[str], typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable).")
+    ] = [],  # noqa: B006
     max_restarts: Restarts = 0,
     detach: Detach = False,
     system: shared.SystemName = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit and write nothing.")] = False,
 ) -> None:
     """Run ranks as a Slurm job: a readable batch script, submitted and followed."""
-    from trainstone.launch.slurm import SCRIPT, write_script
-    from trainstone.launch.slurm import Options as SlurmOptions
-    from trainstone.launch.slurm_job import require_slurm
+    from trainstone.launch import slurm as engine
     from trainstone.launch.verb import prepare_folder, read_verb
 
     lines, more = tuple(prologue), tuple(sbatch)
-    options = SlurmOptions(
+    options = engine.Options(
         nodes, ranks_per_node, partition, limit, account, gres, container, requeue, lines, more, max_restarts
     )
     verb = read_verb(words or [], system=system, ranks=1 if words and words[0] in ALONE_VERBS else None)
     names = choose_nodes(verb, options) if fleet else []
-    script = write_script(verb, options, (verb.resume or verb.out / "RUN").absolute(), Path.cwd(), names)
+    script = engine.write_script(verb, options, (verb.resume or verb.out / "RUN").absolute(), Path.cwd(), names)
     if dry_run or verb.dry_run:
         print_product(verb, {"script": script}, script)
         return
-    require_slurm()
+    engine.require_slurm()
     run = prepare_folder(verb, "-fleet" if fleet else "")
-    write_atomically(run / FOLDER / SCRIPT, write_script(verb, options, run, Path.cwd(), names))
+    file = run / FOLDER / engine.SCRIPT
+    write_atomically(file, engine.write_script(verb, options, run, Path.cwd(), names))
     if fleet:
         run_fleet(verb, run, names, detach=detach)
-    else:
-        run_job(verb, run, detach=detach)
+    command = ("sbatch", "--parsable", str(file))
+    number, (job,) = submit_and_follow(verb, run, command, lambda number: engine.follow_job(number, run), detach=detach)
+    code = engine.conclude_job(job, run, run / FOLDER / f"engine-{number}.log")
+    show_result(run, as_json=verb.as_json)
+    raise typer.Exit(code)
 
 
 def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
-    from trainstone.launch.slurm import add_system, read_directives
-    from trainstone.launch.slurm_job import list_nodes
+    from trainstone.launch.slurm import add_system, list_nodes, read_directives
 
     if options.nodes not in (None, 1) or verb.resume is not None:
         raise ConfigError("--fleet starts a new run on each node", hint="remove --nodes and --resume")
@@ -207,26 +187,23 @@ def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
     return usable
 
 
-def run_job(verb: "Verb", run: Path, *, detach: bool) -> NoReturn:
-    from trainstone.launch.slurm import SCRIPT
-    from trainstone.launch.slurm_job import conclude_job, follow_job
-
-    command = ("sbatch", "--parsable", str(run / FOLDER / SCRIPT))
-    number, job = submit_and_follow(verb, run, command, lambda number: follow_job(number, run), detach=detach)
-    code = conclude_job(job, run, run / FOLDER / f"engine-{number}.log")
-    show_result(run, as_json=verb.as_json)
-    raise typer.Exit(code)
-
-
 def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoReturn:
-    from trainstone.launch.slurm_job import SUBMIT, follow_fleet, gather_members, write_submit
+    from trainstone.launch.slurm import SUBMIT, follow_job, gather_members, write_submit
 
     script = run / FOLDER / SUBMIT
     write_atomically(script, write_submit(nodes))
     command = ("bash", str(script))
-    number, ended = submit_and_follow(verb, run, command, lambda number: follow_fleet(number, nodes), detach=detach)
-    members = gather_members(run, number, ended)
-    show_fleet(members, run, as_json=verb.as_json)
+    number, ended = submit_and_follow(verb, run, command, lambda number: follow_job(number, run, nodes), detach=detach)
+    members = gather_members(run, number, nodes, ended)
+    if verb.as_json:
+        print_json({"folder": str(run), "nodes": [member._asdict() for member in members]})
+    else:
+        width = max(4, *(len(member.node) for member in members))
+        print(f"{'node':{width}}  images/s  status")
+        for member in members:
+            rate = format_rate(member.images_per_second) if member.images_per_second is not None else "–"
+            print(f"{printable(member.node):{width}}  {rate:>8}  {member.status}")
+        print(f"index: trainstone report {run}")
     failed = [f"{member.node}: {member.failure}" for member in members if member.failure]
     if failed:
         message = "\n".join([f"{len(failed)} of {len(members)} nodes failed", *failed])
@@ -235,16 +212,11 @@ def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoR
 
 
 def submit_and_follow(
-    verb: "Verb",
-    run: Path,
-    command: tuple[str, ...],
-    follow: Callable[[str], Generator[str, None, End]],
-    *,
-    detach: bool,
+    verb: "Verb", run: Path, command: tuple[str, ...], follow: Follow[End], *, detach: bool
 ) -> tuple[str, End]:
     """Submit and follow to the end; return the job's number and end. Ctrl-C leaves the job running."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.launch.slurm_job import RefusedError, delayed_interrupt, submit
+    from trainstone.launch.slurm import RefusedError, delayed_interrupt, submit
 
     number = None
     try:
@@ -274,38 +246,22 @@ def print_product(verb: "Verb", document: dict[str, Any], text: str) -> None:
         print(text, end="")
 
 
-def show_fleet(members: "list[Member]", folder: Path, *, as_json: bool) -> None:
-    from trainstone.units import format_rate
-
-    if as_json:
-        print_json({"folder": str(folder), "nodes": [member._asdict() for member in members]})
-        return
-    width = max(4, *(len(member.node) for member in members))
-    print(f"{'node':{width}}  images/s  status")
-    for member in members:
-        rate = format_rate(member.images_per_second) if member.images_per_second is not None else "–"
-        print(f"{printable(member.node):{width}}  {rate:>8}  {member.status}")
-    print(f"index: trainstone report {folder}")
-
-
-def print_plan(plan: "Plan", verb: "Verb") -> None:
+def run_launch(plan_in: "Callable[[Path], Plan]", verb: "Verb", *, dry_run: bool, verbose: bool) -> None:
+    """Run it, show what came of it, and leave with the run's exit code; or print what would be run."""
     from trainstone.launch.supervisor import write_script
+    from trainstone.launch.verb import prepare_folder
 
-    config = verb.config.model_dump(mode="json", exclude_none=True)
-    environment = dict(plan.environment)
-    document = {"command": plan.command, "environment": environment, "prologue": plan.prologue, "config": config}
-    print_product(verb, document, printable_lines(write_script(plan)))
-
-
-def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
-    """Run it, show what came of it, and leave with the run's exit code."""
+    if dry_run or verb.dry_run:
+        plan = plan_in(verb.out.absolute() / "RUN")
+        document = {"command": plan.command, "environment": dict(plan.environment), "prologue": plan.prologue}
+        print_product(verb, {**document, "config": verb.config}, printable_lines(write_script(plan)))
+        return
+    run = prepare_folder(verb)
+    plan = plan_in(run)
     for note in plan.notes:
         print_stderr(f"note:  {printable(note)}")
     if verbose:
-        from trainstone.launch.supervisor import write_script
-
         print(printable_lines(write_script(plan)), end="", file=sys.stderr)
-
     show = partial(show_result, run, as_json=verb.as_json)
     execute(None, verb.config, lambda life: run_attempts(plan, run, life.signals), Options(quiet=verb.quiet), show)
 
@@ -335,7 +291,7 @@ def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[
 def show_result(run: Path, *, as_json: bool) -> None:
     from trainstone.results.store import read_result
 
-    if not (run / "result.json").is_file():
+    if (run / "result.json").is_file():
+        print_run(read_result(run), run, as_json=as_json)
+    else:
         print(f"nothing was begun in {run}", file=sys.stderr)
-        return
-    print_run(read_result(run), run, as_json=as_json)

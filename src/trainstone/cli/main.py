@@ -9,10 +9,10 @@ import typer
 
 from trainstone import __version__
 from trainstone.cli.bench import bench
-from trainstone.cli.compare import CompareCommand, compare
+from trainstone.cli.compare import ManyWordsCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
-from trainstone.cli.eval import EvalCommand, evaluate
+from trainstone.cli.eval import evaluate
 from trainstone.cli.execute import print_error
 from trainstone.cli.launch import app as launch
 from trainstone.cli.mlperf import app as mlperf
@@ -29,24 +29,14 @@ from trainstone.machine.signals import StopSignals
 
 app = typer.Typer(
     name="trainstone",
-    help="How fast this machine trains vision models, with an error bar, and what limits it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(bench)
-app.command(cls=CompareCommand)(compare)
-app.command()(doctor)
-app.command("eval", cls=EvalCommand)(evaluate)
-app.command()(profile)
-app.command()(recipes)
-app.command()(report)
-app.command()(sweep)
-app.command()(train)
-app.add_typer(data)
-app.add_typer(launch)
-app.add_typer(mlperf)
-app.add_typer(weights)
+for verb in (bench, compare, doctor, evaluate, profile, recipes, report, sweep, train):
+    app.command("eval" if verb is evaluate else None, cls=ManyWordsCommand)(verb)
+for verbs in (data, launch, mlperf, weights):
+    app.add_typer(verbs)
 
 
 def print_version(asked: bool) -> None:
@@ -58,8 +48,7 @@ def print_version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end."),
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """How fast this machine trains vision models, with an error bar, and what limits it."""

@@ -1,31 +1,31 @@
 """trainstone mlperf: MLPerf logs checked by MLPerf's own checker, and summed up."""
 
 import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.output import print_json, print_stderr
 from trainstone.errors import EXIT_GATE, DataError
+from trainstone.text import printable
 
 if TYPE_CHECKING:
     from trainstone.results.mlperf.summary import Rulesets
 
 app = typer.Typer(name="mlperf", help="Check and sum up MLPerf training logs.", no_args_is_help=True)
 
+SHOWN_LINES = 40
+WIDEST = 10_000
+"""Lines are left to the terminal to wrap: no name is cut or folded."""
+
 Logs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE|RUN|DIR",
-        help="Logs; runs of train, which hold mlperf.log; folders with result_*.txt.",
-        show_default=False,
-    ),
-]
-Ruleset = Annotated[
-    str | None,
-    typer.Option(
-        "--ruleset", metavar="X.Y.0", help="Rules of this round of MLPerf.", show_default="resnet 4.0.0, ssd 1.0.0"
+        metavar="FILE|RUN|DIR", help="Logs; runs of train, which hold mlperf.log; folders with result_*.txt."
     ),
 ]
 
@@ -33,16 +33,18 @@ Ruleset = Annotated[
 @app.command()
 def check(
     paths: Logs,
-    ruleset: Ruleset = None,
+    ruleset: Annotated[
+        str | None,
+        typer.Option(
+            "--ruleset", metavar="X.Y.0", help="Rules of this round of MLPerf.", show_default="resnet 4.0.0, ssd 1.0.0"
+        ),
+    ] = None,
     keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder.", show_default=False),
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Run MLPerf's compliance checker on logs and print what it says. Exit 9 if one fails."""
-    from trainstone.cli.mlperfing import print_verdicts
-    from trainstone.cli.output import print_json
     from trainstone.launch.checkers import list_rulesets
     from trainstone.results.mlperf.logged import find_logs
 
@@ -69,11 +71,11 @@ def check(
 @app.command()
 def summary(paths: Logs, as_json: options.Json = False) -> None:
     """Sum logs up: minutes, epochs and accuracy of each run, MLPerf's score, epochs against the reference."""
-    from trainstone.cli.mlperfing import print_groups
-    from trainstone.cli.output import print_json, print_stderr
+    from rich.console import Console
+
+    from trainstone.cli.summary import lay_out, print_lines
+    from trainstone.results.mlperf import summary as results
     from trainstone.results.mlperf.logged import find_logs, read_logs
-    from trainstone.results.mlperf.summary import document_group, group_runs
-    from trainstone.text import printable
 
     logs, empty = find_logs(paths)
     logged, errors = read_logs(logs)
@@ -82,11 +84,19 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
         raise errors[0]
     for err in errors:
         print_stderr(f"warning: not read: {printable(err.message)}")
-    groups = group_runs(logged)
+    groups = results.group_runs(logged)
+    console = Console(file=sys.stdout, highlight=False, width=WIDEST)
     if as_json:
-        print_json({"groups": [document_group(g) for g in groups], "not_read": [err.message for err in errors]})
+        print_json({"groups": [results.document_group(g) for g in groups], "not_read": [err.message for err in errors]})
     else:
-        print_groups(groups)
+        for number, group in enumerate(groups):
+            if number:
+                console.print()
+            print_lines(console, [results.format_title(group)], "bold")
+            console.print(lay_out(results.run_table(group), pad_edge=False))
+            print_lines(console, [f"score      {results.format_score(group)}", f"reference  {group.reference_note}"])
+            if times := results.time_table(group):
+                console.print(lay_out(times, pad_edge=False))
     if errors:
         raise typer.Exit(DataError.exit_code)
 
@@ -114,3 +124,30 @@ def check_one(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | No
         "checker_log": str(kept) if kept else None,
     }
     return {key: value for key, value in document.items() if value is not None}
+
+
+def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from trainstone.cli.summary import print_lines
+
+    console = Console(file=sys.stdout, highlight=False, width=WIDEST)
+    for verdict in verdicts:
+        if "error" in verdict:
+            console.print(Text.assemble(("NOT READ ", "yellow"), printable(verdict["error"])))
+            continue
+        word = ("SUCCESS  ", "green") if verdict["passed"] else ("FAILED   ", "red")
+        console.print(Text.assemble(word, printable(verdict["path"])))
+        what = f"{verdict.get('benchmark', 'no benchmark')}, {verdict.get('division', 'no division')}"
+        lines = [f"{what}; ruleset {verdict['ruleset']}: {verdict['ruleset_reason']}"]
+        if "checker_fault" in verdict:
+            lines.append(f"the checker itself crashed: {verdict['checker_fault']}")
+        lines += verdict["complaints"][:SHOWN_LINES]
+        more = len(verdict["complaints"]) - SHOWN_LINES
+        lines += [f"and {more} more lines: --json"] if more > 0 else []
+        lines += [f"checker's log: {verdict['checker_log']}"] if "checker_log" in verdict else []
+        print_lines(console, [f"{'':9}{line}" for line in lines])
+    if len(verdicts) > 1:
+        passed = sum(verdict["passed"] for verdict in verdicts)
+        print_lines(console, [f"{passed} of {len(verdicts)} logs pass"], "bold")

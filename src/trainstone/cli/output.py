@@ -1,18 +1,28 @@
-"""Output: JSON on stdout in characters that it can carry and a terminal does not obey; stderr that may be gone."""
+"""JSON on stdout in characters that it can carry and a terminal does not obey; stderr that may be gone; Ctrl-C."""
 
 import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
+import typer
+
+from trainstone.errors import EXIT_INTERRUPTED
 from trainstone.text import printable
 
 
 def print_json(document: Any) -> None:
-    """Print it as files hold it, but escape what cannot be seen and what is not in stdout's encoding."""
+    """Print it as files hold it, but escape what cannot be seen and what is not in stdout's encoding.
+
+    Models in it are printed without their absent fields.
+    """
+    dump_model = methodcaller("model_dump", mode="json", exclude_none=True)
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False)
+    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False, default=dump_model)
     print(re.sub(r"[^ -~\n]", _escape_hidden, text))
 
 
@@ -24,6 +34,16 @@ def print_stderr(text: str) -> bool:
         silence(2)
         return False
     return True
+
+
+@contextmanager
+def interruptible(told: str = "; give the same command again to resume") -> Iterator[None]:
+    """Ctrl-C ends the work with a word, not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted{told}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def silence(descriptor: int) -> None:

@@ -1,50 +1,41 @@
 """trainstone profile: where the time of a step goes. Arguments -> config -> profiled steps -> analysis -> page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, execute, print_plan
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from trainstone.config.schema import Config
-    from trainstone.results.schema import Status
-    from trainstone.train.lifecycle import Lifecycle
 
 # A trace grows by 1 to 10 MB a step; nobody reads more of them.
 MAX_ITERATIONS = 200
 
 
-Start = Annotated[
-    int | None,
-    typer.Option("--start", min=0, help="First step to profile.", show_default="when the steps are steady"),
-]
-Iterations = Annotated[int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="How many steps to profile.")]
-Cores = Annotated[bool, typer.Option("--cores", help="Then also read how busy the cores' pipes are, by NVIDIA's ncu.")]
-Nvtx = Annotated[
-    bool,
-    typer.Option("--nvtx", help="Record nothing here: mark phases and steps for an nsys or ncu around this command."),
-]
-
-
 def profile(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe's name, a .toml file, or the config.toml of a run.")
-    ] = "resnet50",
+    recipe: options.Recipe = "resnet50",
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
     data: options.Data = None,
     out: options.Out = Path("runs"),
-    start: Start = None,
-    iterations: Iterations = 3,
-    cores: Cores = False,
-    nvtx: Nvtx = False,
+    start: Annotated[
+        int | None,
+        typer.Option("--start", min=0, help="First step to profile.", show_default="when the steps are steady"),
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="How many steps to profile.")
+    ] = 3,
+    cores: Annotated[
+        bool, typer.Option("--cores", help="Then also read how busy the cores' pipes are, by NVIDIA's ncu.")
+    ] = False,
+    nvtx: Annotated[
+        bool,
+        typer.Option(
+            "--nvtx", help="Record nothing here: mark phases and steps for an nsys or ncu around this command."
+        ),
+    ] = False,
     seed: options.Seed = None,
     device: options.DeviceName = None,
     strict: options.Strict = False,
@@ -55,20 +46,23 @@ def profile(
 ) -> None:
     """Record a few steps and say where their time goes: operators, gaps, roofline, utilisation."""
     from trainstone.config.load import load_config
-    from trainstone.log import configure_terminal
-    from trainstone.machine.allocator import restart_keeping_memory
 
-    flags = options.collect_flags(seed=seed, device=device, data=data) | ({"engine.nvtx": True} if nvtx else {})
+    flags = options.collect_flags({"seed": seed, "device": device, "engine.nvtx": nvtx or None}, data)
     config = load_config(recipe, settings=settings, system=system, flags=flags)
-    check_asked(config, cores=cores)
+    if cores and config.engine.nvtx:
+        raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
+    if cores:
+        options.refuse_ranks("profile --cores")
+        from trainstone.launch.ncu import check_permission, find_ncu
+
+        find_ncu()
+        check_permission()
     if dry_run:
         print_plan(config, out, as_json=as_json)
         return
-    if config.engine.keep_memory:
-        restart_keeping_memory()
-    configure_terminal(verbose=verbose, quiet=quiet)
+    options.prepare_process(config, verbose=verbose, quiet=quiet)
 
-    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
+    def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
         from trainstone.train.profiling import run_profile
 
@@ -80,14 +74,3 @@ def profile(
         return status
 
     execute("profile", config, flow, Options(out, as_json, quiet))
-
-
-def check_asked(config: "Config", *, cores: bool) -> None:
-    if cores and config.engine.nvtx:
-        raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
-    if cores:
-        options.refuse_ranks("profile --cores")
-        from trainstone.launch.ncu import check_permission, find_ncu
-
-        find_ncu()
-        check_permission()

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 from rich.console import Console
@@ -48,9 +47,7 @@ class ProgressLine:
                 self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             with self._surviving():
                 self._status.stop()
@@ -82,12 +79,9 @@ class ProgressLine:
             self._draw(describe_work(phase, done, total, unit, done - before, now - began, num_bytes))
 
     def _is_time(self, phase: str) -> bool:
-        if self._quiet:
-            return False
         now = time.monotonic()
-        interval = PLAIN_SECONDS if self._status is None else LIVE_SECONDS
-        interval = interval if self._relay is None else RELAY_SECONDS
-        if phase == self._phase and now - self._shown_at < interval:
+        interval = RELAY_SECONDS if self._relay else PLAIN_SECONDS if self._status is None else LIVE_SECONDS
+        if self._quiet or (phase == self._phase and now - self._shown_at < interval):
             return False
         self._shown_at, self._phase = now, phase
         return True
@@ -96,12 +90,11 @@ class ProgressLine:
         if self._relay is not None:
             with suppress(OSError), self._relay.open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
-            return
-        if self._status is None:
+        elif self._status is None:
             self._quiet = not print_stderr(text)
-            return
-        with self._surviving():
-            self._status.update(Text(text))
+        else:
+            with self._surviving():
+                self._status.update(Text(text))
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -118,7 +111,15 @@ def describe_progress(progress: Progress) -> str:
 
     Or training · epoch 3.2 of 12 · step 1,250 · 143 images/s · loss 1.83 · top-1 61.2 % · 4 min 10 s left.
     """
-    parts = [progress.phase, *_describe_place(progress)]
+    parts = [progress.phase]
+    if progress.epoch is not None:
+        end = "" if progress.epochs is None else f" of {format_epoch(progress.epochs)}"
+        parts.append(f"epoch {progress.epoch:.1f}{end}")
+    if progress.step is not None:
+        parts.append(f"step {progress.step:,}")
+    if progress.images is not None:
+        total = "" if progress.total_images is None else f" of {progress.total_images:,}"
+        parts.append(f"{progress.images:,}{total} images")
     if progress.images_per_second is not None:
         narrow = "" if progress.half_width is None else f" ± {format_percent(progress.half_width)}"
         parts.append(f"{format_rate(progress.images_per_second)} images/s{narrow}")
@@ -131,17 +132,6 @@ def describe_progress(progress: Progress) -> str:
         limit = "at most " if progress.epochs is None else ""
         parts.append(f"{limit}{format_seconds(max(0.0, progress.seconds_left))} left")
     return printable(" · ".join(parts))
-
-
-def _describe_place(progress: Progress) -> Iterator[str]:
-    if progress.epoch is not None:
-        end = "" if progress.epochs is None else f" of {format_epoch(progress.epochs)}"
-        yield f"epoch {progress.epoch:.1f}{end}"
-    if progress.step is not None:
-        yield f"step {progress.step:,}"
-    if progress.images is not None:
-        total = "" if progress.total_images is None else f" of {progress.total_images:,}"
-        yield f"{progress.images:,}{total} images"
 
 
 def describe_work(

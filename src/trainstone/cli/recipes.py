@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.output import print_json
 from trainstone.errors import ConfigError
+from trainstone.text import printable, printable_lines
 
 Names = Annotated[
     list[str],
     typer.Argument(
-        metavar="NAME|OLD FLAGS",
-        help="Show this one; after --from ORIGINAL -- the old command line, pasted.",
-        show_default=False,
+        metavar="NAME|OLD FLAGS", help="Show this one; after --from ORIGINAL -- the old command line, pasted."
     ),
 ]
 Original = Annotated[
@@ -22,19 +22,23 @@ Original = Annotated[
         "--from",
         metavar="ORIGINAL",
         help="Print the recipe that equals an old command: mlperf-resnet50, mlperf-ssd, tbd, sc22 or wmlce.",
-        show_default=False,
     ),
 ]
 
 
 def recipes(name: Names = [], original: Original = None, as_json: options.Json = False) -> None:  # noqa: B006
     """List the recipes, show one with its documentation, or turn an old command line into one."""
-    from trainstone.cli.output import print_json
-    from trainstone.config.load import list_shipped, load_config
-    from trainstone.text import printable
+    from trainstone.config.load import list_shipped, load_config, load_system
 
     if original is not None:
-        show_old(original, name, as_json=as_json)
+        from trainstone.config.old.translate import translate, write_file
+
+        found = translate(original, name)
+        if as_json:
+            resolved = {"config": found.config} if found.config else {}
+            print_json({"verb": found.verb, "command": found.command, **resolved, "notes": found.notes})
+        else:
+            print(printable_lines(write_file(found)))
         return
     if len(name) > 1:
         raise ConfigError(
@@ -45,7 +49,10 @@ def recipes(name: Names = [], original: Original = None, as_json: options.Json =
         show_recipe(name[0], as_json=as_json)
         return
     configs = [load_config(shipped) for shipped in list_shipped("recipes")]
-    places = list_systems()
+    places: dict[str, list[str]] = {}  # the shipped systems that change something of a recipe, by its name
+    for system in list_shipped("systems"):
+        for recipe in load_system(system).recipe:
+            places.setdefault(recipe, []).append(system)
     if as_json:
         told = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
         print_json([one | {"systems": places.get(str(one["name"]), [])} for one in told])
@@ -59,44 +66,18 @@ def recipes(name: Names = [], original: Original = None, as_json: options.Json =
     print("From an old command: trainstone recipes --from ORIGINAL -- OLD FLAGS > FILE.toml")
 
 
-def list_systems() -> dict[str, list[str]]:
-    """Return the shipped systems that change something of a recipe, by its name."""
-    from trainstone.config.load import list_shipped, load_system
-
-    found: dict[str, list[str]] = {}
-    for name in list_shipped("systems"):
-        for recipe in load_system(name).recipe:
-            found.setdefault(recipe, []).append(name)
-    return found
-
-
-def show_old(original: str, words: list[str], *, as_json: bool) -> None:
-    from trainstone.cli.output import print_json
-    from trainstone.config.old.translate import translate, write_file
-    from trainstone.text import printable_lines
-
-    found = translate(original, words)
-    if as_json:
-        config = {"config": found.config.model_dump(mode="json", exclude_none=True)} if found.config else {}
-        print_json({"verb": found.verb, "command": found.command, **config, "notes": found.notes})
-    else:
-        print(printable_lines(write_file(found)))
-
-
 def show_recipe(name: str, *, as_json: bool) -> None:
     """Print a recipe's file, then every key with its value here, what is allowed, and what it means."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    from trainstone.cli.output import print_json
     from trainstone.config.load import format_value, list_keys, load_config, read_source
     from trainstone.config.old.translate import read_key
-    from trainstone.text import printable, printable_lines
 
     config = load_config(name)
     if as_json:
-        print_json(config.model_dump(mode="json", exclude_none=True))
+        print_json(config)
         return
     text, _ = read_source("recipes", name)
     print(printable_lines(text))

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.output import print_json
 from trainstone.errors import ConfigError, ResultError
+from trainstone.text import printable
 
 
 def report(
@@ -25,26 +27,32 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Write a self-contained HTML page of a run, or an index of many."""
-    from trainstone.cli.output import print_json
     from trainstone.results.store import find_runs
-    from trainstone.text import printable
 
-    formats = {"png": png, "svg": svg, "pdf": pdf}
-    folders = {kind: folder for kind, folder in formats.items() if folder is not None}
+    folders = {kind: folder for kind, folder in (("png", png), ("svg", svg), ("pdf", pdf)) if folder is not None}
     run = runs[0].parent if runs[0].name == "result.json" else runs[0]
     figures: list[Path] = []
     if len(runs) == 1 and (holds_result(run) or not find_runs(run)):
-        from trainstone.report.page import write_report
+        from trainstone.report.page import export_figures, write_report
 
         written, shown = write_report(run, page)
-        if folders:
-            from trainstone.report.figures import export_figures
-
-            figures = [path for kind, folder in folders.items() for path in export_figures(shown.figures, folder, kind)]
+        figures = [path for kind, folder in folders.items() for path in export_figures(shown.figures, folder, kind)]
     elif folders:
         raise ConfigError("--png, --svg and --pdf draw the charts of one run", hint="give a single run folder")
     else:
-        written = write_many(runs, page)
+        from trainstone.report.index import write_index
+
+        paths: list[Path] = []
+        for path in runs:
+            if not path.exists():
+                raise ResultError(f"no such run or folder: {path}")
+            found = [path] if holds_result(path) else find_runs(path)
+            if not found:
+                raise ResultError(f"no runs in {path}: no folder in it has a result.json")
+            paths += [run for run in found if run not in paths]
+        written = page or (runs[0] / "index.html" if len(runs) == 1 else Path("index.html"))
+        if unreadable := write_index(paths, written):
+            print(f"warning: {unreadable} of {len(paths)} runs cannot be read; the page names them", file=sys.stderr)
     if as_json:
         print_json({"page": str(written), "figures": [str(path) for path in figures]})
         return
@@ -56,22 +64,3 @@ def report(
 def holds_result(folder: Path) -> bool:
     """Say whether a folder is a run's; False also for one that may not be read."""
     return os.path.exists(folder / "result.json")  # noqa: PTH110 (Path.exists raises PermissionError)
-
-
-def write_many(given: list[Path], page: Path | None) -> Path:
-    from trainstone.report.index import write_index
-    from trainstone.results.store import find_runs
-
-    paths: list[Path] = []
-    for path in given:
-        if not path.exists():
-            raise ResultError(f"no such run or folder: {path}")
-        found = [path] if holds_result(path) else find_runs(path)
-        if not found:
-            raise ResultError(f"no runs in {path}: no folder in it has a result.json")
-        paths += [run for run in found if run not in paths]
-    target = page or (given[0] / "index.html" if len(given) == 1 else Path("index.html"))
-    unreadable = write_index(paths, target)
-    if unreadable:
-        print(f"warning: {unreadable} of {len(paths)} runs cannot be read; the page names them", file=sys.stderr)
-    return target

@@ -8,31 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, execute, find_begun
+from trainstone.cli.execute import Options, execute, find_begun, print_resolved
 from trainstone.cli.output import print_stderr
 from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.launched import launch_name
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from trainstone.launch.points import Plan
-    from trainstone.results.progress import Progress
-    from trainstone.results.schema import Result, Status
-    from trainstone.train.lifecycle import Lifecycle
+    from trainstone.launch.sweep import Plan
 
 RUNS = Path("runs")
-BatchSizes = Annotated[
-    str | None,
-    typer.Option("--batch-sizes", metavar="N,N", help="Batches to run.", show_default="1,2,4,8,16,32,64,96,128"),
-]
 Over = Annotated[
     list[str],
     typer.Option(
         "--over",
         metavar="KEY=V,V",
         help="Run over the values of a recipe key instead; with --batch-sizes one curve a value.",
-        show_default=False,
     ),
 ]
 Profile = Annotated[bool, typer.Option("--profile", help="Profile each point, too: how busy the device is.")]
@@ -50,7 +40,10 @@ def sweep(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe's name or a .toml file.", show_default="resnet50")
     ] = None,
-    batch_sizes: BatchSizes = None,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option("--batch-sizes", metavar="N,N", help="Batches to run.", show_default="1,2,4,8,16,32,64,96,128"),
+    ] = None,
     over: Over = [],  # noqa: B006
     profile: Profile = False,
     cores: Cores = False,
@@ -69,22 +62,25 @@ def sweep(
 ) -> None:
     """Measure over batch sizes, or any key; find and explain the knee."""
     from trainstone.config.load import load_config
-    from trainstone.launch.points import make_plan, resume_plan
-    from trainstone.log import configure_terminal
+    from trainstone.launch.sweep import find_due, make_plan, resume_plan, run_sweep
     from trainstone.results.store import read_result
 
-    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, data=data)
-    begun = find_begun_sweep() if resume is None else None
+    flags = options.collect_flags({"measure.seconds": seconds, "seed": seed, "device": device}, data)
     if resume:
         changes = [recipe, *settings, *flags, *over, batch_sizes, system, profile or cores or strict, out != RUNS]
-        refuse_changes(resume, changes)
-        check_unfinished(resume, read_result(resume))
-    resume = resume or begun
+        check_resumed(resume, changes)
+    else:
+        resume = find_begun_sweep()
     if resume:
         plan = resume_plan(resume, read_result(resume))
     else:
         config = load_config(recipe or "resnet50", settings=settings, system=system, flags=flags)
-        plan = make_plan(config, batch_sizes, take_one(over), profile=profile, cores=cores, strict=strict)
+        if len(over) > 1:
+            raise ConfigError(
+                f"--over is given {len(over)} times: {' and '.join(over)}",
+                hint="one --over; with --batch-sizes every batch size is run with every value of it",
+            )
+        plan = make_plan(config, batch_sizes, over[0] if over else None, profile=profile, cores=cores, strict=strict)
     if dry_run:
         print_plan(plan, resume, out, as_json=as_json)
         return
@@ -93,19 +89,11 @@ def sweep(
         from trainstone.launch.ncu import find_ncu
 
         find_ncu()  # before the work, not after it
-    configure_terminal(verbose=0, quiet=quiet)
+    options.prepare_process(quiet=quiet)
     if resume and not quiet:
-        from trainstone.launch.sweep import find_due
-
         done = len(plan.points) - len(find_due(resume, read_result(resume), plan))
         print_stderr(f"resuming {resume}: {done} of {len(plan.points)} points are done")
-
-    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
-        from trainstone.launch.sweep import run_sweep
-
-        return (yield from run_sweep(life, plan))
-
-    execute("sweep", plan.config, flow, Options(out, as_json, quiet, resume))
+    execute("sweep", plan.config, lambda life: run_sweep(life, plan), Options(out, as_json, quiet, resume))
 
 
 def find_begun_sweep() -> Path | None:
@@ -120,9 +108,17 @@ def find_begun_sweep() -> Path | None:
     return begun if here and result.sweep is not None and result.status != "ok" else None
 
 
-def check_unfinished(path: Path, result: "Result") -> None:
+def check_resumed(path: Path, changes: list[Any]) -> None:
+    """Refuse flags that --resume does not go with, and a run that is no stopped sweep."""
+    from trainstone.results.store import read_result
     from trainstone.results.summary import describe_repeat
 
+    if any(change is not None and change is not False for change in changes):
+        raise ConfigError(
+            f"--resume {path} keeps its recipe, plan and folder: only --json, --quiet and --dry-run go with it",
+            hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
+        )
+    result = read_result(path)
     if result.kind != "sweep":
         raise ResultError(f"{path} is a {result.kind} run, not a sweep", hint="trainstone sweep --resume RUN")
     if result.status == "running":
@@ -135,55 +131,24 @@ def check_unfinished(path: Path, result: "Result") -> None:
         )
 
 
-def take_one(over: list[str]) -> str | None:
-    if len(over) > 1:
-        raise ConfigError(
-            f"--over is given {len(over)} times: {' and '.join(over)}",
-            hint="one --over; with --batch-sizes every batch size is run with every value of it",
-        )
-    return over[0] if over else None
-
-
-def refuse_changes(path: Path, changes: list[Any]) -> None:
-    if any(change is not None and change is not False for change in changes):
-        raise ConfigError(
-            f"--resume {path} keeps its recipe, plan and folder: only --json, --quiet and --dry-run go with it",
-            hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
-        )
-
-
 def print_plan(plan: "Plan", path: Path | None, out: Path, *, as_json: bool) -> None:
     """--dry-run: what is to be run, in its order and by which commands; of a resumed sweep only the rest."""
-    from trainstone.cli.output import print_json
-    from trainstone.config.load import write_toml
-    from trainstone.launch.sweep import find_due
+    from trainstone.launch.sweep import find_due, list_due, make_command
     from trainstone.results.store import read_result
 
-    due = find_due(path, read_result(path), plan) if path else None
-    rows = list_commands(plan, path or Path("RUN"), due)
-    if as_json:
-        config = plan.config.model_dump(mode="json", exclude_none=True)
-        place = {"out": str(path.parent if path else out)} | ({"run": str(path)} if path else {})
-        print_json({"config": config, **place, "points": rows})
-        return
-    print(write_toml(plan.config))
-    where = f"resume {path}" if path else f"write a sweep's folder RUN under {out}/"
-    of = f" of {len(plan.points)}" if path else ""
-    print(f"# would {where}, and run {len(rows)}{of} points, in this order:")
-    for row in rows:
-        print(f"# {row['order']}: {row['label']}")
-        print("\n".join(f"#   {command}" for command in row["commands"]))
-
-
-def list_commands(plan: "Plan", run: Path, due: dict[str, list[str]] | None) -> list[dict[str, Any]]:
-    """Return the points to run with their commands; `due`: what is left of a sweep, by label."""
-    from trainstone.launch.sweep import list_due, make_command
-
-    rows: list[dict[str, Any]] = []
+    run = path or Path("RUN")
+    every = {point.label: list_due(plan, {}, point) for point in plan.points}
+    due = find_due(path, read_result(path), plan) if path else every
+    rows, lines = [], []
     for point in plan.points:
-        verbs = list_due(plan, {}, point) if due is None else due.get(point.label, [])
-        file = run / "launch" / f"{point.name}.toml"
-        commands = [shlex.join(make_command(verb, file, run / "points", plan)) for verb in verbs]
-        if verbs:
+        if verbs := due.get(point.label):
+            file = run / "launch" / f"{point.name}.toml"
+            commands = [shlex.join(make_command(verb, file, run / "points", plan)) for verb in verbs]
             rows.append({"order": point.order, "label": point.label, "commands": commands})
-    return rows
+            lines += [f"# {point.order}: {point.label}", *(f"#   {command}" for command in commands)]
+    where = f"resume {path}, and run {len(rows)} of {len(plan.points)}"
+    if not path:
+        where = f"write a sweep's folder RUN under {out}/, and run {len(rows)}"
+    lines.insert(0, f"# would {where} points, in this order:")
+    place = {"out": str(path.parent), "run": str(path)} if path else {"out": str(out)}
+    print_resolved(plan.config, lines, as_json=as_json, **place, points=rows)

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.preparing import interruptible
+from trainstone.cli.output import interruptible, print_json
 from trainstone.errors import ConfigError
+from trainstone.machine.ranks import read_rank
+from trainstone.results.progress import Progress
+from trainstone.text import printable
+from trainstone.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from trainstone.cli.progress import ProgressLine
-    from trainstone.models.convert import Converted
 
 app = typer.Typer(name="weights", help="Convert files of trained weights.", no_args_is_help=True)
 
@@ -28,7 +31,6 @@ def convert(
         typer.Argument(
             metavar="SRC",
             help="Weights of a ResNet, of whichever kind: a file, or an address (http, https) to fetch it from first.",
-            show_default=False,
         ),
     ],
     target: Annotated[
@@ -36,7 +38,6 @@ def convert(
         typer.Argument(
             metavar="DST",
             help="File to make: .pth (torchvision), .safetensors, or .pickle (the backbone of MLPerf's SSD in MXNet).",
-            show_default=False,
         ),
     ],
     sha256: Annotated[
@@ -53,11 +54,8 @@ def convert(
 ) -> None:
     """Turn weights of torchvision, of MLPerf SSD (MXNet) and safetensors into one another."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.log import configure_terminal
-    from trainstone.machine.ranks import read_rank
-    from trainstone.results.progress import Progress
 
-    configure_terminal(verbose=0, quiet=quiet)
+    options.prepare_process(quiet=quiet)
     if read_rank().number > 0:
         return  # one file is enough
     with ProgressLine(quiet=bool(quiet)) as line, interruptible():
@@ -68,7 +66,14 @@ def convert(
         file = bring(source, target, sha256, line)
         line.show(Progress("converting"))
         made = convert_weights(file, target)
-    tell_converted(made, file, target, as_json=as_json)
+    if as_json:
+        print_json({"file": str(target), "source": str(file), **made._asdict()})
+        return
+    size = f"{format_count(made.tensors, 'tensor')}, {made.parameters:,} parameters, {format_bytes(made.bytes)}"
+    print(printable(f"wrote {made.network} of {file} to {target}: {size}"))
+    if made.left_out:
+        more = ", ..." if len(made.left_out) > 3 else ""
+        print(printable(f"left out {format_count(len(made.left_out), 'tensor')}: {', '.join(made.left_out[:3])}{more}"))
 
 
 def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -> Path:
@@ -86,19 +91,3 @@ def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -
     for step in fetch([wanted], target.parent):
         line.show_work(*step)
     return file
-
-
-def tell_converted(made: "Converted", source: Path, target: Path, *, as_json: bool) -> None:
-    """Print what was written, and what of the source was not."""
-    from trainstone.cli.output import print_json
-    from trainstone.text import printable
-    from trainstone.units import format_bytes, format_count
-
-    if as_json:
-        print_json({"file": str(target), "source": str(source), **made._asdict()})
-        return
-    size = f"{format_count(made.tensors, 'tensor')}, {made.parameters:,} parameters, {format_bytes(made.bytes)}"
-    print(printable(f"wrote {made.network} of {source} to {target}: {size}"))
-    if made.left_out:
-        more = ", ..." if len(made.left_out) > 3 else ""
-        print(printable(f"left out {format_count(len(made.left_out), 'tensor')}: {', '.join(made.left_out[:3])}{more}"))

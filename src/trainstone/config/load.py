@@ -19,8 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainstone.config.schema import Config, Section
-from trainstone.config.system import System
+from trainstone.config.schema import Config, Section, System
 from trainstone.errors import ConfigError
 
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -58,6 +57,15 @@ def read_source(kind: str, name: str) -> tuple[str, str]:
     return source.read_text(encoding="utf-8"), f"{singular} {name}"
 
 
+def read_toml(kind: str, name: str) -> tuple[dict[str, Any], str]:
+    """Return the values of a shipped recipe or system, or of a file, and where they came from."""
+    text, where = read_source(kind, name)
+    try:
+        return tomllib.loads(text), where
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{where} is not valid TOML: {err}") from err
+
+
 def load_config(
     name: str,
     *,
@@ -66,8 +74,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
 ) -> Config:
     """Resolve a recipe: its file, then the system's table for it, then flags, then each `--set key=value`."""
-    text, where = read_source("recipes", name)
-    values = _parse_toml(text, where)
+    values, where = read_toml("recipes", name)
     if system is not None:
         fitted_to = load_system(system)
         own = str(values.get("name", name))
@@ -93,7 +100,15 @@ def change_config(
     if wants_defects is True and isinstance(defects, dict):
         _merge(values, defects)
     for key, value in changes:
-        _assign(values, key, value)
+        inner, (*sections, last) = values, key.split(".")
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key}: {section} is a single value, not a section")
+        if value is None:
+            inner.pop(last, None)
+        else:
+            inner[last] = value
     requested = {key for key, _ in changes}
     train = values.get("train")
     if isinstance(train, dict) and isinstance(train.get("adapt"), list):  # no machine adapts what the user requested
@@ -103,8 +118,7 @@ def change_config(
 
 def load_system(name: str) -> System:
     """Read a shipped system, or the one in a file."""
-    text, where = read_source("systems", name)
-    return _check(System, _parse_toml(text, where), where)
+    return _check(System, *read_toml("systems", name))
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
@@ -175,13 +189,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {' or '.join(close)}?" if close else ""
 
 
-def _parse_toml(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError(f"{where} is not valid TOML: {err}") from err
-
-
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, change in changes.items():
         if isinstance(change, Mapping) and isinstance(values.get(key), dict):
@@ -190,51 +197,33 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
             values[key] = change
 
 
-def _assign(values: dict[str, Any], dotted_key: str, value: Any) -> None:
-    *sections, last = dotted_key.split(".")
-    for section in sections:
-        inner = values.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{dotted_key}: {section} is a single value, not a section")
-        values = inner
-    if value is None:
-        values.pop(last, None)
-    else:
-        values[last] = value
-
-
 def _check(kind: type[Checked], values: dict[str, Any], where: str) -> Checked:
     try:
         return kind.model_validate(values)
     except ValidationError as err:
-        known = [row[0] for row in list_keys(kind)]
-        by_key: dict[str, list[ErrorDetails]] = {}
-        for detail in err.errors(include_url=False):  # the branches of a union (a number or "auto") belong together
-            parts = [str(part) for part in detail["loc"]]
-            key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in known), ".".join(parts))
-            by_key.setdefault(key, []).append(detail)
-        key, details = next(iter(by_key.items()))
-        more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
-        raise ConfigError(
-            f"{where}: {_explain_key(key, details, known)}{more}",
-            hint="`trainstone recipes NAME` lists the keys of a recipe",
-        ) from err
-
-
-def _explain_key(key: str, details: Sequence[ErrorDetails], known: Sequence[str]) -> str:
-    first = details[0]
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{did_you_mean(key, known)}"
-    if first["type"] == "missing":
-        return f"key {key!r} is missing"
-    if first["type"] == "model_type":
-        inside = ", ".join(k for k in known if k.startswith(f"{key}."))
-        return f"{key} = {first['input']!r}: it is a section; set its keys ({inside})"
+        refused = err
+    known = [row[0] for row in list_keys(kind)]
+    by_key: dict[str, list[ErrorDetails]] = {}
+    for detail in refused.errors(include_url=False):  # the branches of a union (a number or "auto") belong together
+        parts = [str(part) for part in detail["loc"]]
+        key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in known), ".".join(parts))
+        by_key.setdefault(key, []).append(detail)
+    key, details = next(iter(by_key.items()))
+    found, given = details[0]["type"], details[0]["input"]
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details]
     allowed = "; or ".join(dict.fromkeys(message[:1].lower() + message[1:] for message in messages))
-    if isinstance(first["input"], dict):  # a section whose keys do not go together
-        return allowed
-    return f"{key} = {first['input']!r}: {allowed}"
+    if found == "extra_forbidden":
+        allowed = f"unknown key {key!r}{did_you_mean(key, known)}"
+    elif found == "missing":
+        allowed = f"key {key!r} is missing"
+    elif found == "model_type":
+        inside = ", ".join(k for k in known if k.startswith(f"{key}."))
+        allowed = f"{key} = {given!r}: it is a section; set its keys ({inside})"
+    elif not isinstance(given, dict):  # else it is a section whose keys do not go together
+        allowed = f"{key} = {given!r}: {allowed}"
+    more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
+    hint = "`trainstone recipes NAME` lists the keys of a recipe"
+    raise ConfigError(f"{where}: {allowed}{more}", hint=hint) from refused
 
 
 def _describe_type(annotation: Any) -> str:

@@ -1,8 +1,9 @@
-"""What a recipe may say: frozen records, unknown keys refused. The text under a key is its documentation.
+"""What a recipe, and a system file, may say: frozen records, unknown keys refused. The text under a key documents it.
 
 A function elsewhere takes the section it needs, never the whole Config. Loading and `--set` are in config/load.py.
 """
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -442,12 +443,9 @@ class MeasureConfig(Section):
 
     @model_validator(mode="after")
     def check_range(self) -> "MeasureConfig":
-        if self.profiler_range is not None and self.iterations is not None:
-            end = sum(self.profiler_range)
-            if end > self.iterations:
-                raise ValueError(
-                    f"measure.profiler_range needs {end} steps, but measure.iterations is {self.iterations}"
-                )
+        end = sum(self.profiler_range or ())
+        if self.iterations is not None and end > self.iterations:
+            raise ValueError(f"measure.profiler_range needs {end} steps, but measure.iterations is {self.iterations}")
         return self
 
 
@@ -546,27 +544,55 @@ class Config(Section):
     measure: MeasureConfig = MeasureConfig()
 
     @model_validator(mode="after")
-    def check_original(self) -> "Config":
-        if self.original_defects and self.original.name == "none":
-            raise ValueError(f"original_defects = true: recipe {self.name} brings no original back")
-        return self
-
-    @model_validator(mode="after")
     def check_workload(self) -> "Config":
         """A network, crops and a metric belong to a workload; what it does not know must not seem to be done."""
+        if self.original_defects and self.original.name == "none":
+            raise ValueError(f"original_defects = true: recipe {self.name} brings no original back")
         for key, wanted in NEEDS[self.workload].items():
-            value = self._read(key)
-            if value not in wanted:
+            if attrgetter(key)(self) not in wanted:
                 raise ValueError(f"workload = {self.workload} needs {key} = {' or '.join(map(str, wanted))}")
         for key in UNKNOWN[self.workload]:
             section, name = key.split(".")
-            if self._read(key) != type(getattr(self, section)).model_fields[name].default:
+            if attrgetter(key)(self) != type(getattr(self, section)).model_fields[name].default:
                 raise ValueError(f"workload = {self.workload} knows no {key}: leave it out")
         return self
 
-    def _read(self, key: str) -> Any:
-        section, name = key.split(".")
-        return getattr(getattr(self, section), name)
+
+class LaunchConfig(Section):
+    """How a system starts many ranks; options of `trainstone launch` go before these."""
+
+    partition: Annotated[str, Field(min_length=1)] | None = None
+    """Slurm: queue."""
+    account: Annotated[str, Field(min_length=1)] | None = None
+    """Slurm: who pays."""
+    time: Annotated[str, Field(min_length=1)] | None = None
+    """Slurm: time limit as sbatch takes it, for example 4:20:00."""
+    gres: Annotated[str, Field(min_length=1)] | None = None
+    """Slurm: devices of a node, for example gpu:4."""
+    sbatch: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Slurm: further options, for example exclusive or mem=0."""
+    prologue: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Shell lines before the work, for example module load cuda."""
+    environment: dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
+    """Variables that every rank gets. Their names are not quoted in scripts."""
+    container: Annotated[str, Field(min_length=1)] | None = None
+    """Apptainer image that ranks run in."""
+
+
+class System(Section):
+    """Where a recipe was meant to run: geometry, and what each recipe changes there."""
+
+    name: str
+    """Name of the system."""
+    summary: str
+    """One line about the machine."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Number of hosts."""
+    devices_per_node: Annotated[int, Field(ge=1)] = 1
+    """Devices a host."""
+    launch: LaunchConfig = LaunchConfig()
+    recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """One table for each recipe: the keys it changes on this system."""
 
 
 def change_section(config: Config, section: str, **changes: Any) -> Config:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -74,20 +74,44 @@ def read_instances(path: Path) -> Instances:
     Refused are numbers that are none, names that lead out of the folder, the same id or file name twice, and
     annotations of pictures or categories that the file does not have.
     """
-    document = _decode(path)
+    data = b""
+    try:
+        data = path.read_bytes()
+        document = msgspec.json.decode(data, type=Instances)
+    except OSError as err:
+        raise DataError(f"cannot read {path}: {err.strerror or err}") from err
+    except msgspec.ValidationError as err:
+        fault, _, where = str(err).replace("`", "").partition(" - at $.")
+        _refuse(path, where or "top level", fault[:1].lower() + fault[1:], err)
+    except RecursionError as err:
+        _refuse(path, "JSON", "nested too deeply", err)
+    except UnicodeDecodeError as err:
+        _refuse(path, "JSON", "text is not UTF-8", err)
+    except msgspec.DecodeError as err:
+        found = re.search(r"\(byte (\d+)\)", str(err))
+        _refuse(path, "JSON", f"damaged or cut off at byte {found[1] if found else len(data)}", err)
     if not document.categories:
         document.categories = [CocoCategory(number, name) for number, name in NAME_OF_ID.items()]
-    images, categories = document.images, document.categories
-    for place, image in enumerate(images):
+    _check(path, document)
+    return document
+
+
+def _check(path: Path, document: Instances) -> None:
+    for place, image in enumerate(document.images):
         if not is_inside(image.file_name) or not image.file_name.isprintable():  # they are in lists, one per line
             _refuse(path, f"images[{place}].file_name", f"{image.file_name!r} is not a relative name of a file")
-    _check_once(path, "images", "id", [image.id for image in images])
-    _check_once(path, "images", "file_name", [image.file_name for image in images])
-    _check_once(path, "categories", "id", [category.id for category in categories])
-    _check_once(path, "annotations", "id", [item.id for item in document.annotations])
-    _check_known(path, "image_id", "image", document.annotations, {image.id for image in images})
-    _check_known(path, "category_id", "category", document.annotations, {category.id for category in categories})
-    return document
+    for group, key in (("images", "id"), ("images", "file_name"), ("categories", "id"), ("annotations", "id")):
+        values = [getattr(item, key) for item in getattr(document, group)]
+        first: dict[int | str, int] = {}
+        for place, value in enumerate(values if len(set(values)) < len(values) else ()):
+            if first.setdefault(value, place) != place:
+                _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
+    known = {"image": {image.id for image in document.images}, "category": {item.id for item in document.categories}}
+    for noun, ids in known.items():
+        for place, item in enumerate(document.annotations):
+            number = item.image_id if noun == "image" else item.category_id
+            if number not in ids:
+                _refuse(path, f"annotations[{place}].{noun}_id", f"{number} is no {noun} of this file")
 
 
 def number_categories(categories: Iterable[CocoCategory]) -> dict[int, int]:
@@ -101,30 +125,29 @@ def box_only(instances: Instances) -> Iterator[str]:
     The same as prepare-json.py writes without --keep-keys, byte for byte if the source has COCO's order of keys. Scores
     are to be computed with the full file: without crowd flags and areas they come out otherwise.
     """
-    yield '{"images":['
-    yield from _join(
-        instances.images,
+    yield from _write(
+        instances,
         lambda image: {"file_name": image.file_name, "height": image.height, "width": image.width, "id": image.id},
-    )
-    yield '],"annotations":['
-    yield from _join(
-        instances.annotations,
         lambda item: {"image_id": item.image_id, "bbox": item.bbox, "category_id": item.category_id, "id": item.id},
     )
-    yield '],"categories":['
-    yield from _join(instances.categories, _tell_category)
-    yield "]}"
 
 
 def full(instances: Instances) -> Iterator[str]:
     """Yield JSON, in pieces, with all keys evaluators ask for; three decimals, unknown areas are the box's."""
-    yield '{"images":['
-    yield from _join(instances.images, msgspec.structs.asdict)
-    yield '],"annotations":['
-    yield from _join(instances.annotations, _tell_annotation)
-    yield '],"categories":['
-    yield from _join(instances.categories, _tell_category)
-    yield "]}\n"
+    yield from _write(
+        instances,
+        msgspec.structs.asdict,
+        lambda item: {
+            "id": item.id,
+            "image_id": item.image_id,
+            "category_id": item.category_id,
+            "bbox": [round(float(edge), 3) for edge in item.bbox],
+            "area": round(float(item.bbox[2] * item.bbox[3] if item.area is None else item.area), 3),
+            "iscrowd": int(item.crowd),
+            "segmentation": [],
+        },
+    )
+    yield "\n"
 
 
 class _Head(msgspec.Struct, gc=False):
@@ -155,67 +178,29 @@ def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
     yield b"}"
 
 
-def _tell_category(category: CocoCategory) -> dict[str, Any]:
-    told = {} if category.supercategory is None else {"supercategory": category.supercategory}
-    return {**told, "id": category.id, "name": category.name}
+def _write(
+    instances: Instances,
+    describe_image: Callable[[CocoImage], dict[str, Any]],
+    describe_annotation: Callable[[CocoAnnotation], dict[str, Any]],
+) -> Iterator[str]:
+    """Yield a file, some thousand items a piece: a whole list of COCO would fill gigabytes."""
 
+    def describe_category(category: CocoCategory) -> dict[str, Any]:
+        above = {} if category.supercategory is None else {"supercategory": category.supercategory}
+        return {**above, "id": category.id, "name": category.name}
 
-def _tell_annotation(item: CocoAnnotation) -> dict[str, Any]:
-    area = item.bbox[2] * item.bbox[3] if item.area is None else item.area
-    return {
-        "id": item.id,
-        "image_id": item.image_id,
-        "category_id": item.category_id,
-        "bbox": [round(float(edge), 3) for edge in item.bbox],
-        "area": round(float(area), 3),
-        "iscrowd": int(item.crowd),
-        "segmentation": [],
+    lists: dict[str, tuple[Sequence[Any], Callable[[Any], dict[str, Any]]]] = {
+        '{"images":[': (instances.images, describe_image),
+        '],"annotations":[': (instances.annotations, describe_annotation),
+        '],"categories":[': (instances.categories, describe_category),
     }
-
-
-_Item = TypeVar("_Item")
-
-
-def _join(items: Sequence[_Item], tell: Callable[[_Item], dict[str, Any]]) -> Iterator[str]:
-    """Yield a list's inside, some thousand items a piece: a whole one of COCO would fill gigabytes."""
     step = 4096
-    for start in range(0, len(items), step):
-        text = json.dumps([tell(item) for item in items[start : start + step]], separators=(",", ":"), allow_nan=False)
-        yield ("," if start else "") + text[1:-1]
-
-
-def _decode(path: Path) -> Instances:
-    try:
-        data = path.read_bytes()
-    except OSError as err:
-        raise DataError(f"cannot read {path}: {err.strerror or err}") from err
-    try:
-        return msgspec.json.decode(data, type=Instances)
-    except msgspec.ValidationError as err:
-        fault, _, where = str(err).replace("`", "").partition(" - at $.")
-        _refuse(path, where or "top level", fault[:1].lower() + fault[1:], err)
-    except RecursionError as err:
-        _refuse(path, "JSON", "nested too deeply", err)
-    except UnicodeDecodeError as err:
-        _refuse(path, "JSON", "text is not UTF-8", err)
-    except msgspec.DecodeError as err:
-        found = re.search(r"\(byte (\d+)\)", str(err))
-        _refuse(path, "JSON", f"damaged or cut off at byte {found[1] if found else len(data)}", err)
-
-
-def _check_once(path: Path, group: str, key: str, values: Sequence[int | str]) -> None:
-    if len(set(values)) == len(values):
-        return
-    first: dict[int | str, int] = {}
-    for place, value in enumerate(values):
-        if first.setdefault(value, place) != place:
-            _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
-
-
-def _check_known(path: Path, key: str, noun: str, annotations: Sequence[CocoAnnotation], known: set[int]) -> None:
-    for place, item in enumerate(annotations):
-        if getattr(item, key) not in known:
-            _refuse(path, f"annotations[{place}].{key}", f"{getattr(item, key)} is no {noun} of this file")
+    for opening, (items, describe) in lists.items():
+        yield opening
+        for start in range(0, len(items), step):
+            piece = [describe(item) for item in items[start : start + step]]
+            yield ("," if start else "") + json.dumps(piece, separators=(",", ":"), allow_nan=False)[1:-1]
+    yield "]}"
 
 
 def _refuse(path: Path, where: str, fault: str, err: Exception | None = None) -> NoReturn:

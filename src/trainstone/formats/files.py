@@ -6,10 +6,10 @@ A mapped file must not be shortened by others while it is read: the system ends 
 import contextlib
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from trainstone.errors import DataError
 from trainstone.text import printable
@@ -17,6 +17,7 @@ from trainstone.text import printable
 HINT = "copy or make the file again; trainstone data verify lists all that is damaged"
 MAX_LINE_BYTES = 1 << 20
 _NUMBER = re.compile("[0-9]{1,19}")
+Entry = TypeVar("Entry")
 
 
 class Span(NamedTuple):
@@ -90,6 +91,14 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
             if text.strip():
                 yield number, text
+
+
+def read_log(path: Path, parse: Callable[[Iterable[str]], Iterable[Entry]], what: str, hint: str) -> list[Entry]:
+    """Return what `parse` finds in the lines of a log; DataError where it finds nothing."""
+    found = list(parse(text for _, text in read_lines(path)))
+    if not found:
+        raise DataError(f"{printable(str(path))}: no {what} in it", hint=hint)
+    return found
 
 
 def damaged_line(path: Path, number: int, what: str, hint: str = HINT) -> DataError:

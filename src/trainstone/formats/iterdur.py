@@ -88,9 +88,8 @@ def parse_lines(lines: Iterable[str]) -> IterDur:
         durations += [Duration(int(step), int(device), float(took)) for step, device, took in DURATION.findall(line)]
         if found := TRAINING_TIME.search(line):
             days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
-            fraction = float(f"0.{found[5] or 0}")
             train_seconds = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
-            train_seconds += fraction
+            train_seconds += float(f"0.{found[5] or 0}")
     return IterDur(ranks, durations, train_seconds)
 
 
@@ -104,20 +103,18 @@ def read_iterdur(path: Path) -> IterDur:
     return told
 
 
-def place_host(host: str) -> tuple[str, str]:
-    """Return cabinet and node of a host called as c301-001; of another no cabinet."""
-    name = printable(host.split(".")[0])
-    found = re.fullmatch(r"([A-Za-z]+[0-9]+)-([0-9]{1,9})", name)
-    return (found[1], str(int(found[2]))) if found else ("", name)
-
-
 def summarise_device(seconds: Sequence[float], host: str, device: int, train_seconds: float | None) -> DeviceRow:
-    """Return the row of a device by its iterations, of which there is one at least."""
+    """Return the row of a device by its iterations, of which there is one at least.
+
+    Of a host called as c301-001 the name says cabinet and node; another is in no cabinet.
+    """
     later = seconds[1:]
     mean = statistics.fmean(later) if later else None
     median = statistics.median(later) if later else None
-    place = ("resnet", 0, *place_host(host), device)
-    return DeviceRow(*place, train_seconds, mean, median, max(seconds), min(seconds))
+    node = printable(host.split(".")[0])
+    found = re.fullmatch(r"([A-Za-z]+[0-9]+)-([0-9]{1,9})", node)
+    place = (found[1], str(int(found[2]))) if found else ("", node)
+    return DeviceRow("resnet", 0, *place, device, train_seconds, mean, median, max(seconds), min(seconds))
 
 
 def format_devices(rows: Iterable[DeviceRow]) -> str:

@@ -124,30 +124,23 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
     Events that are neither operator, mark, call of the driver, wait, kernel nor copy are only counted. Raises DataError
     with file and byte for damage, wrong types, a trace that is cut off, and an event of more than 64 MiB.
     """
-    file = _EventFile(path, piece_bytes)
-    columns = _Columns(file)
-    with closing(file.pieces), closing(file.batches()) as batches:
-        for batch in batches:
-            columns.add(batch)
+    reader = _Reader(path, piece_bytes)
+    with closing(reader.pieces):
+        reader.read()
+    joined: dict[str, npt.NDArray[Any]] = {}
+    for name, columns in reader.columns.items():
+        joined[name] = np.concatenate(columns) if columns else np.empty(0, np.int64)
+        columns.clear()  # else all columns would be in memory twice for a moment
     return Trace(
-        **{name: _join(pieces) for name, pieces in columns.pieces.items()},
-        names=list(columns.names),
-        lanes=list(columns.lanes),
-        shapes=list(columns.shapes),
-        lane_names=columns.lane_names,
-        rank=file.rank,
-        num_events=file.num_events,
+        **joined,
+        names=list(reader.names),
+        lanes=list(reader.lanes),
+        shapes=list(reader.shapes),
+        lane_names=reader.lane_names,
+        rank=reader.rank,
+        num_events=reader.num_events,
     )
 
-
-def _join(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the pieces as one array, and free them: else all columns would be in memory twice for a moment."""
-    joined = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-    pieces.clear()
-    return joined
-
-
-# ---- The file ----
 
 _GZIP = b"\x1f\x8b"
 _SPACE = b" \t\r\n"
@@ -195,30 +188,39 @@ class _ExactTime(msgspec.Struct):
     ts: Decimal | None = None
 
 
-class _Batch(NamedTuple):
-    """Events, with the JSON list that they were read from."""
-
-    events: list[_Event]
-    text: bytes
-    offset: int
-    """In the file, of the text after its bracket."""
-    first: int
-    """Number of the first event in the file, from 0."""
-
-
 _EVENTS = msgspec.json.Decoder(list[_Event])
 _AROUND = msgspec.json.Decoder(_Around)
 _EXACT_TIMES = msgspec.json.Decoder(list[_ExactTime])
 _NO_ARGS = _Args()
 
 
-class _EventFile:
-    """A trace that is read once, from start to end; `rank` is known at the end."""
+class _Memo(dict[Any, int]):
+    def __init__(self, find: Callable[[Any], int]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = self._find(key)
+        return number
+
+
+class _Reader:
+    """Reads a trace once, from start to end, and gathers the columns of a Trace, events of known kinds only."""
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
-        self.name = printable(str(path))
+        names = ("start_ns", "duration_ns", "kind", "lane", "name", "correlation", "external", "dims")
+        self.columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+        self.names = _Memo(lambda _: len(self.names))
+        self.lanes: dict[Lane, int] = {}
+        self.shapes: dict[Shapes, int] = {(): 0}
+        self.lane_names: dict[tuple[str, str], str] = {}
         self.num_events = 0
         self.rank: int | None = None
+        self._kinds = _Memo(lambda category: int(KINDS.get((category or "").lower(), Kind.OTHER)))
+        self._lane_numbers = _Memo(self._number_lane)
+        self._dims = _Memo(lambda written: self.shapes.setdefault(_parse_shapes(written), len(self.shapes)))
+        self._base: int | None = None
+        self._name = printable(str(path))
         self.pieces = self._read_pieces(path, piece_bytes)
         self._piece_bytes = piece_bytes
         self._text = b""  # read, but not yet decoded
@@ -241,36 +243,33 @@ class _EventFile:
                 num_bytes += len(piece)
                 if num_bytes > most:
                     what = f"the gzip file unpacks to more than {MAX_INFLATION} times its size"
-                    raise self.wrong(what, hint="unpack it yourself if you trust it")
+                    raise self._wrong(what, hint="unpack it yourself if you trust it")
                 yield piece
 
-    def batches(self) -> Generator[_Batch, None, None]:
+    def read(self) -> None:
         bare = self._find_list()
         while self._list_end is None:
-            batch = self._take()
-            if batch is None and not self._read_on("event"):
-                batch = self._take_last(bare)
-            if batch is not None:
-                self.num_events += len(batch.events)
-                yield batch
+            if self._take_batch() or self._read_on("event"):
+                continue
+            text = b"[" + self._text
+            closed = text.rstrip(_SPACE).removesuffix(b",") + b"]"  # a bare list need not be, as Chrome defines it
+            if not self._take(text) and not (bare and self._take(closed)):
+                raise self._invalid(ValueError("truncated"))
+            self._list_end = len(self._text) if self._list_end is None else self._list_end
         self._drop(self._list_end)
         while self._read_on("end"):
             pass
-        around = self._decode_around(_repair(b'{"traceEvents":[]' + self._text + (b"}" if bare else b"")))
-        self.rank = _read_rank(around) if self.rank is None else self.rank
+        rank = self._read_rank(_repair(b'{"traceEvents":[]' + self._text + (b"}" if bare else b"")))
+        self.rank = rank if self.rank is None else self.rank
 
-    def wrong(self, what: str, offset: int | None = None, hint: str = HINT) -> DataError:
-        """Return the error for what is found from a byte (of the unpacked text) on."""
-        where = self._offset if offset is None else offset
-        return DataError(f"{self.name}, from byte {where} on: {what}", hint=hint)
-
-    def wrong_event(self, batch: _Batch, place: int, what: str) -> DataError:
-        return self.wrong(f"event {batch.first + place:,}: {what}", batch.offset, EVENT_HINT)
+    def _wrong(self, what: str, hint: str = HINT) -> DataError:
+        """Return the error for what is found from the byte on (of the unpacked text) that is looked at."""
+        return DataError(f"{self._name}, from byte {self._offset} on: {what}", hint=hint)
 
     def _invalid(self, err: Exception) -> DataError:
         if "truncated" in str(err):
-            return self.wrong(f"the trace is cut off; {self.num_events:,} events before are complete")
-        return self.wrong(f"invalid JSON ({err})")
+            return self._wrong(f"the trace is cut off; {self.num_events:,} events before are complete")
+        return self._wrong(f"invalid JSON ({err})")
 
     def _read_on(self, what: str) -> bool:
         """Read at least as much again as there is; return whether there was more."""
@@ -279,13 +278,13 @@ class _EventFile:
             while len(self._text) < begin + wanted and (piece := next(self.pieces, b"")):
                 self._text += piece
                 if len(self._text) > MAX_BYTES:
-                    raise self.wrong(f"no {what} ends within {MAX_BYTES >> 20} MiB")
+                    raise self._wrong(f"no {what} ends within {MAX_BYTES >> 20} MiB")
         except (EOFError, zlib.error, gzip.BadGzipFile) as err:
             what = "the gzip file is cut off" if isinstance(err, EOFError) else f"damaged gzip ({err})"
-            raise self.wrong(what) from err
+            raise self._wrong(what) from err
         except (OSError, ValueError) as err:
             reason = getattr(err, "strerror", None) or str(err)
-            raise DataError(f"cannot read {self.name}: {reason}", hint="check the path and its permissions") from err
+            raise DataError(f"cannot read {self._name}: {reason}", hint="check the path and its permissions") from err
         return len(self._text) > begin
 
     def _drop(self, size: int) -> None:
@@ -302,68 +301,109 @@ class _EventFile:
             return True
         if not start.startswith(b"{"):
             seen = printable(start[:20].decode("utf-8", "replace"))
-            raise self.wrong(f"a trace begins with {{ or [: '{seen}'" if seen else "the file is empty")
+            raise self._wrong(f"a trace begins with {{ or [: '{seen}'" if seen else "the file is empty")
         while (key := _find_key(self._text)) is None:
             if not self._read_on("head"):
                 break
         head = self._text if key is None else self._text[: key[0]] + b'"traceEvents":[]}'
-        self.rank = _read_rank(self._decode_around(head))
+        self.rank = self._read_rank(head)
         if key is None:
-            raise self.wrong('there is no list "traceEvents"')
+            raise self._wrong('there is no list "traceEvents"')
         self._drop(key[1])
         return False
 
-    def _decode_around(self, text: bytes) -> _Around:
+    def _read_rank(self, around: bytes) -> int | None:
         try:
-            return _AROUND.decode(text)
+            stated = _AROUND.decode(around).distributed
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
             raise self._invalid(err) from err
+        rank = stated.get("rank") if isinstance(stated, dict) else None
+        return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
 
-    def _take(self) -> _Batch | None:
-        """Return all events up to the last border; None if more must be read first."""
-        near = list(_BORDER.finditer(self._text, max(0, len(self._text) - NEAR_BYTES)))
-        return (self._take_to(near[-1]) if near else None) or self._take_to(_find_border(self._text))
+    def _take_batch(self) -> bool:
+        """Take in all events up to the last border; return whether there is one."""
+        for border in _find_borders(self._text):
+            if self._take(b"[" + self._text[: border.start() + 1] + b"]"):
+                if self._list_end is None:
+                    self._drop(border.end())
+                return True
+        return False
 
-    def _take_to(self, border: re.Match[bytes] | None) -> _Batch | None:
-        batch = self._decode(b"[" + self._text[: border.start() + 1] + b"]") if border else None
-        if batch and border and self._list_end is None:
-            self._drop(border.end())
-        return batch
-
-    def _take_last(self, bare: bool) -> _Batch:
-        """Return what remains at the end of the file. A bare list need not be closed, as Chrome defines it."""
-        batch = self._decode(b"[" + self._text)
-        if batch is None and bare:
-            batch = self._decode(b"[" + self._text.rstrip(_SPACE).removesuffix(b",") + b"]")
-        if batch is None:
-            raise self._invalid(ValueError("truncated"))
-        if self._list_end is None:
-            self._list_end = len(self._text)
-        return batch
-
-    def _decode(self, text: bytes, repaired: bool = False) -> _Batch | None:
-        """Decode a list; None if it is not closed. If more text follows its end, note where."""
+    def _take(self, text: bytes, repaired: bool = False) -> bool:
+        """Take in the events of a list; return whether it is closed. If more text follows its end, note where."""
         try:
-            return _Batch(_EVENTS.decode(text), text, self._offset, self.num_events)
+            events = _EVENTS.decode(text)
         except msgspec.ValidationError as err:
             found = _INDEX.search(str(err))
             what, _, where = str(err).replace("`", "").partition(" - at ")
-            batch = _Batch([], text, self._offset, self.num_events)
-            place, field = int(found[1]) if found else 0, where.partition(".")[2]
-            raise self.wrong_event(batch, place, f"{field}: {what}" if field else what) from err
+            number, field = self.num_events + int(found[1] if found else 0), where.partition(".")[2]
+            what = f"event {number:,}: {field}: {what}" if field else f"event {number:,}: {what}"
+            raise self._wrong(what, hint=EVENT_HINT) from err
         except RecursionError as err:
-            raise self.wrong("nested too deeply") from err
+            raise self._wrong("nested too deeply") from err
         except (msgspec.DecodeError, UnicodeDecodeError) as err:
             found = _PLACE.search(str(err))
             place = int(found[1]) - 1 if found else len(text)
             if "trailing characters" in str(err):
                 self._list_end = place - 1
-                return self._decode(text[:place], repaired)
+                return self._take(text[:place], repaired)
             if type(err) is msgspec.DecodeError and place >= len(text) - 1:  # at our own bracket: no border
-                return None
+                return False
             if not repaired:
-                return self._decode(_repair(text), repaired=True)
+                return self._take(_repair(text), repaired=True)
             raise self._invalid(err) from err
+        self._add(events, text)
+        self.num_events += len(events)
+        return True
+
+    def _add(self, found: list[_Event], text: bytes) -> None:
+        """Add the events of known kinds in a list to the columns."""
+        kinds, names, dims, lanes = self._kinds, self.names, self._dims, self._lane_numbers
+        places = []
+        for place, event in enumerate(found):
+            if event.ph == "X" and kinds[event.cat]:
+                places.append(place)
+                if event.ts is None:
+                    raise self._wrong(f"event {self.num_events + place:,}: no time (ts)", EVENT_HINT)
+            elif event.ph == "M" and event.name == "thread_name" and event.args and isinstance(event.args.name, str):
+                self.lane_names[_format_id(event.pid), _format_id(event.tid)] = event.args.name.strip()
+        if not places:
+            return
+        events = [found[place] for place in places]
+        args = [event.args or _NO_ARGS for event in events]
+        kind = [kinds[event.cat] for event in events]
+        lane = [
+            lanes[event.pid, event.tid, None]
+            if number < Kind.SYNC
+            else lanes[event.pid, event.tid, each.device if isinstance(each.device, int | str) else event.pid]
+            for event, each, number in zip(events, args, kind, strict=True)
+        ]
+        start = np.array([event.ts for event in events], np.float64)
+        if self._base is None:
+            self._base = int(start[0])
+        since = start - self._base
+        if np.abs(start).max() >= EXACT_MICROSECONDS and any(type(event.ts) is float for event in events):
+            exact = _EXACT_TIMES.decode(text)
+            since = np.array([float((exact[place].ts or 0) - self._base) for place in places])
+        duration = np.array([event.dur for event in events], np.float64)  # None becomes nan, unfinished are negative
+        external = _read_identities([each.external for each in args])
+        row: dict[str, npt.NDArray[Any]] = {
+            "start_ns": np.rint(since * 1000).astype(np.int64),
+            "duration_ns": np.rint(np.nan_to_num(duration).clip(min=0) * 1000).astype(np.int64),
+            "kind": np.array(kind, np.int8),
+            "lane": np.array(lane, np.int32),
+            "name": np.array([names[event.name] for event in events], np.int32),
+            "correlation": _read_identities([each.correlation for each in args]),
+            "external": np.maximum(external, _read_identities([each.old_external for each in args])),
+            "dims": np.array([dims[bytes(each.dims)] for each in args], np.int32),
+        }
+        for name, piece in row.items():
+            self.columns[name].append(piece)
+
+    def _number_lane(self, key: tuple[Any, Any, Any]) -> int:
+        pid, tid, device = key
+        lane = Lane(_format_id(pid), _format_id(tid), None if device is None else _format_id(device))
+        return self.lanes.setdefault(lane, len(self.lanes))
 
 
 def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
@@ -380,15 +420,17 @@ def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
         yield depth, token
 
 
-def _find_border(text: bytes) -> re.Match[bytes] | None:
-    """Return the last border between items of a list, found by counting brackets; None if there is none."""
+def _find_borders(text: bytes) -> Iterator[re.Match[bytes]]:
+    """Yield the last likely border near the end; then the last true one, found by counting brackets."""
+    yield from [*_BORDER.finditer(text, max(0, len(text) - NEAR_BYTES))][-1:]
     last = None
     for depth, token in _walk(text):
         if depth < 0:  # the end of the list
             break
         if depth == 0 and token[0] == b"}":
             last = _BORDER.match(text, token.start()) or last
-    return last
+    if last:
+        yield last
 
 
 def _find_key(text: bytes) -> tuple[int, int] | None:
@@ -405,94 +447,6 @@ def _repair(text: bytes) -> bytes:
     """Replace what Kineto is known to write against the rules: bytes that are not UTF-8, inf and nan."""
     text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
     return _NO_NUMBER.sub(lambda found: b"0".rjust(len(found[0])), text)
-
-
-def _read_rank(around: _Around) -> int | None:
-    rank = around.distributed.get("rank") if isinstance(around.distributed, dict) else None
-    return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
-
-
-# ---- The columns ----
-
-
-class _Memo(dict[Any, int]):
-    def __init__(self, find: Callable[[Any], int]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = self._find(key)
-        return number
-
-
-class _Columns:
-    """Collects the events of known kinds: `pieces` holds the columns of a Trace by name."""
-
-    def __init__(self, file: _EventFile) -> None:
-        columns = ("start_ns", "duration_ns", "kind", "lane", "name", "correlation", "external", "dims")
-        self.pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
-        self.names = _Memo(lambda _: len(self.names))
-        self.lanes: dict[Lane, int] = {}
-        self.shapes: dict[Shapes, int] = {(): 0}
-        self.lane_names: dict[tuple[str, str], str] = {}
-        self._kinds = _Memo(lambda category: int(KINDS.get((category or "").lower(), Kind.OTHER)))
-        self._lane_numbers = _Memo(self._number_lane)
-        self._dims = _Memo(lambda written: self.shapes.setdefault(_parse_shapes(written), len(self.shapes)))
-        self._file = file
-        self._base: int | None = None
-
-    def add(self, batch: _Batch) -> None:
-        kinds, names, dims, lanes = self._kinds, self.names, self._dims, self._lane_numbers
-        places = []
-        for place, event in enumerate(batch.events):
-            if event.ph == "X" and kinds[event.cat]:
-                places.append(place)
-                if event.ts is None:
-                    raise self._file.wrong_event(batch, place, "no time (ts)")
-            elif event.ph == "M" and event.name == "thread_name" and event.args and isinstance(event.args.name, str):
-                self.lane_names[_format_id(event.pid), _format_id(event.tid)] = event.args.name.strip()
-        if not places:
-            return
-        events = [batch.events[place] for place in places]
-        args = [event.args or _NO_ARGS for event in events]
-        kind = [kinds[event.cat] for event in events]
-        lane = [
-            lanes[event.pid, event.tid, None]
-            if number < Kind.SYNC
-            else lanes[event.pid, event.tid, each.device if isinstance(each.device, int | str) else event.pid]
-            for event, each, number in zip(events, args, kind, strict=True)
-        ]
-        duration = np.array([event.dur for event in events], np.float64)  # None becomes nan, unfinished are negative
-        external = _read_identities([each.external for each in args])
-        row: dict[str, npt.NDArray[Any]] = {
-            "start_ns": self._read_starts(batch, places),
-            "duration_ns": np.rint(np.nan_to_num(duration).clip(min=0) * 1000).astype(np.int64),
-            "kind": np.array(kind, np.int8),
-            "lane": np.array(lane, np.int32),
-            "name": np.array([names[event.name] for event in events], np.int32),
-            "correlation": _read_identities([each.correlation for each in args]),
-            "external": np.maximum(external, _read_identities([each.old_external for each in args])),
-            "dims": np.array([dims[bytes(each.dims)] for each in args], np.int32),
-        }
-        for name, piece in row.items():
-            self.pieces[name].append(piece)
-
-    def _read_starts(self, batch: _Batch, places: list[int]) -> Ints:
-        """Return nanoseconds since the base, a whole microsecond, exactly."""
-        written = [batch.events[place].ts for place in places]
-        start = np.array(written, np.float64)
-        if self._base is None:
-            self._base = int(start[0])
-        since = start - self._base
-        if np.abs(start).max() >= EXACT_MICROSECONDS and any(type(ts) is float for ts in written):
-            exact = _EXACT_TIMES.decode(batch.text)
-            since = np.array([float((exact[place].ts or 0) - self._base) for place in places])
-        return np.rint(since * 1000).astype(np.int64)
-
-    def _number_lane(self, key: tuple[Any, Any, Any]) -> int:
-        pid, tid, device = key
-        lane = Lane(_format_id(pid), _format_id(tid), None if device is None else _format_id(device))
-        return self.lanes.setdefault(lane, len(self.lanes))
 
 
 def _format_id(written: object) -> str:

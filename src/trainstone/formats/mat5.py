@@ -37,8 +37,13 @@ def read_mat(data: bytes, where: str = "MATLAB file") -> dict[str, Any]:
     variables: dict[str, Any] = {}
     try:
         for kind, content in _split(memoryview(data)[HEADER_BYTES:]):
-            element = next(_split(_unpack(content))) if kind == _PACKED else (kind, content)
-            name, value = _read_array(element)
+            if kind == _PACKED:
+                decoder = zlib.decompressobj()
+                unpacked = decoder.decompress(content, MAX_UNPACKED_BYTES)
+                if decoder.unconsumed_tail:
+                    raise ValueError(f"packed content is larger than {MAX_UNPACKED_BYTES:,} bytes unpacked")
+                kind, content = next(_split(memoryview(unpacked)))
+            name, value = _read_array(kind, content)
             variables[name] = value
     except (ValueError, struct.error, zlib.error, LookupError, OverflowError, StopIteration, RecursionError) as err:
         reason = str(err) or "it ends early or is nested too deeply"
@@ -62,17 +67,8 @@ def _split(data: memoryview) -> Iterator[Element]:
         at = start + padded
 
 
-def _unpack(packed: memoryview) -> memoryview:
-    decoder = zlib.decompressobj()
-    content = decoder.decompress(packed, MAX_UNPACKED_BYTES)
-    if decoder.unconsumed_tail:
-        raise ValueError(f"packed content is larger than {MAX_UNPACKED_BYTES:,} bytes unpacked")
-    return memoryview(content)
-
-
-def _read_array(element: Element) -> tuple[str, Any]:
+def _read_array(kind: int, content: memoryview) -> tuple[str, Any]:
     """Return the name and value of an array; an element without content is an empty array."""
-    kind, content = element
     if kind != _MATRIX:
         raise ValueError(f"an array was expected, type {_MATRIX}, and found was type {kind}")
     if not content:
@@ -85,31 +81,25 @@ def _read_array(element: Element) -> tuple[str, Any]:
     if array not in (_STRUCT, _CHAR, *_ARRAYS) or flags & _COMPLEX_FLAG:
         raise ValueError(f"an array of class {array}, which is not read, or a complex one")
     if array == _STRUCT:
-        return name, _read_structs(math.prod(shape), parts)
+        width = int(_read_numbers(next(parts))[0])
+        names = bytes(next(parts)[1])
+        fields = [
+            printable(names[i : i + width].split(b"\0")[0].decode("latin-1")) for i in range(0, len(names), width)
+        ]
+        if not fields:
+            raise ValueError("a struct without fields")
+        # A count beyond what is there ends with the elements.
+        return name, [{field: _read_array(*next(parts))[1] for field in fields} for _ in range(math.prod(shape))]
     if array == _CHAR and shape[0] > 1:
         raise ValueError("text of several rows, which is not read")
-    if array == _CHAR:
-        return name, _read_text(next(parts))
+    values = next(parts)
+    if array == _CHAR and values[0] == _UTF8:
+        return name, bytes(values[1]).decode("utf-8", errors="replace")
+    if array == _CHAR:  # a number for each character
+        return name, _read_numbers(values).astype("<u2").tobytes().decode("utf-16-le", errors="replace")
     with np.errstate(all="ignore"):  # MATLAB stores whole doubles as small integers; the class says what they are
-        return name, _read_numbers(next(parts)).astype(_ARRAYS[array]).reshape(shape, order="F")
+        return name, _read_numbers(values).astype(_ARRAYS[array]).reshape(shape, order="F")
 
 
 def _read_numbers(element: Element) -> np.ndarray[Any, np.dtype[Any]]:
     return np.frombuffer(element[1], f"<{_NUMBERS[element[0]]}")
-
-
-def _read_text(element: Element) -> str:
-    """Return a row of characters: UTF-8, or a number for each."""
-    if element[0] == _UTF8:
-        return bytes(element[1]).decode("utf-8", errors="replace")
-    return _read_numbers(element).astype("<u2").tobytes().decode("utf-16-le", errors="replace")
-
-
-def _read_structs(count: int, parts: Iterator[Element]) -> list[dict[str, Any]]:
-    """Return structs of the same fields; a count beyond what is there ends with the elements."""
-    width = int(_read_numbers(next(parts))[0])
-    names = bytes(next(parts)[1])
-    fields = [printable(names[i : i + width].split(b"\0")[0].decode("latin-1")) for i in range(0, len(names), width)]
-    if not fields:
-        raise ValueError("a struct without fields")
-    return [{field: _read_array(next(parts))[1] for field in fields} for _ in range(count)]

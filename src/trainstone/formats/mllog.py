@@ -8,6 +8,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -64,15 +65,8 @@ class Event(NamedTuple):
 
 def format_line(event: Event) -> str:
     """Return the line, its keys in the order of MLPerf's own logger."""
-    fields = {
-        "namespace": event.namespace,
-        "time_ms": event.time_ms,
-        "event_type": event.kind,
-        "key": event.key,
-        "value": event.value,
-        "metadata": event.metadata,
-    }
-    return ":::MLLOG " + json.dumps(fields, allow_nan=False)
+    fields = {"namespace": event.namespace, "time_ms": event.time_ms, "event_type": event.kind, "key": event.key}
+    return ":::MLLOG " + json.dumps(fields | {"value": event.value, "metadata": event.metadata}, allow_nan=False)
 
 
 def scan_mllog(path: Path) -> Iterator[Event]:
@@ -93,11 +87,9 @@ def scan_mllog(path: Path) -> Iterator[Event]:
 
 
 def read_mllog(path: Path) -> list[Event]:
-    events: list[Event] = []
-    for event in scan_mllog(path):
-        events.append(event)
-        if len(events) > MAX_EVENTS:
-            raise DataError(f"{printable(str(path))}: more than {MAX_EVENTS} MLPerf events in it", hint=HINT)
+    events = list(islice(scan_mllog(path), MAX_EVENTS + 1))
+    if len(events) > MAX_EVENTS:
+        raise DataError(f"{printable(str(path))}: more than {MAX_EVENTS} MLPerf events in it", hint=HINT)
     if not events:
         raise DataError(f"{printable(str(path))}: no MLPerf log line in it (:::MLLOG, :::MLL, :::MLPv0.5)", hint=HINT)
     return events
@@ -114,16 +106,14 @@ def parse_line(line: str) -> Event | None:
         kind = fields.event_type or kind_of(fields.key)  # logs of TensorFlow's models of 0.7 have no type
         namespace = fields.namespace if isinstance(fields.namespace, str) else ""
         return Event(fields.key, fields.value, kind, int(fields.time_ms), fields.metadata or {}, namespace)
-    return _parse_06(rest) if found[1] == "MLL" else _parse_05(rest)
-
-
-def _parse_06(text: str) -> Event:
-    found = _LINE_06.fullmatch(text)
+    if found[1] != "MLL":
+        return _parse_05(rest)
+    found = _LINE_06.fullmatch(rest)
     if found is None:
         raise ValueError("it is no line of MLPerf 0.6: time, key, colon and JSON")
-    seconds, key, rest = found.groups()
-    fields = _decode(rest, _Value)
-    return Event(key, fields.value, kind_of(key), _milliseconds(seconds), fields.metadata or {})
+    seconds, key, written = found.groups()
+    content = _decode(written, _Value)
+    return Event(key, content.value, kind_of(key), _milliseconds(seconds), content.metadata or {})
 
 
 def _parse_05(text: str) -> Event:

@@ -3,6 +3,7 @@
 What the metrics mean is not known here; results/cores.py makes use of them.
 """
 
+import contextlib
 import csv
 import re
 from collections import defaultdict
@@ -109,11 +110,15 @@ class _Reader:
             what = "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)"
             raise MachineError(what, hint=PERMISSION_HINT)
         text, self.open = f"{self.open}\n{text}" if self.open else text, ""
-        begins = self._begins_row(text)
+        # Output may start with a number, too, but has fewer commas than a row.
+        plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
+        begins = bool(self._columns) and (plain or _ROW_START.match(text) is not None)
         if begins and text.count('"') % 2 and text.count("\n") < MAX_ROW_LINES:  # a quoted field may hold line ends
             self.open = text
             return
-        fields = _split(text)
+        fields: list[str] | None = None
+        with contextlib.suppress(csv.Error):
+            fields = [field.strip() for field in next(csv.reader([text], strict=True, skipinitialspace=True))]
         if fields and {"ID", "Kernel Name"} <= set(fields):
             parts = [_WITH_UNIT.fullmatch(field) for field in fields]
             self._columns = [part[1] if part else field for part, field in zip(parts, fields, strict=True)]
@@ -126,17 +131,16 @@ class _Reader:
             expected = f"expected {len(self._columns)} fields with a number as ID"
             raise damaged_line(self.path, number, f"invalid row: {what}; {expected}", HINT)
         else:
-            self.output = max(self.output, text, key=_weigh_output)
-
-    def _begins_row(self, text: str) -> bool:
-        """Return whether a line starts as rows do. Output may start with a number, too, but has fewer commas."""
-        plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
-        return bool(self._columns) and (plain or _ROW_START.match(text) is not None)
+            self.output = max(
+                self.output,
+                text,
+                key=lambda one: (one.startswith("==ERROR=="), one.startswith("==WARNING=="), bool(one)),
+            )
 
     def _take_row(self, number: int, fields: list[str]) -> bool:
         """Take the units or the metrics of a row; return whether it was one.
 
-        ncu omits the columns of its rules, after the value, if none fired.
+        ncu omits the columns of its rules, after the value, if none fired. Sections repeat a metric: the first is kept.
         """
         long = set(self._columns) >= LONG_COLUMNS
         complete = len(fields) == len(self._columns) or (long and set(self._columns[: len(fields)]) >= LONG_COLUMNS)
@@ -151,50 +155,29 @@ class _Reader:
         process = parse_count(row["Process ID"].replace(",", ""))
         kernel = NcuKernel(process, self._table, kernel_id, row["Kernel Name"])
         kernel = self.kernels.setdefault((self._table, process, kernel_id, kernel.name), kernel)
-        if long:
-            self._take_metric(kernel, number, row["Metric Name"], row["Metric Unit"], row["Metric Value"])
-        else:
-            for name, unit, value in zip(self._columns, self._units, fields, strict=False):
-                if name not in PLACE_COLUMNS:
-                    self._take_metric(kernel, number, name, unit, value)
+        told = [(row["Metric Name"], row["Metric Unit"], row["Metric Value"])]
+        for metric, unit, value in told if long else zip(self._columns, self._units, fields, strict=False):
+            text = _INSTANCES.sub("", value)
+            if metric in PLACE_COLUMNS and not long:
+                continue
+            if not _NUMBER.fullmatch(text):
+                if _OTHER_LOCALE.fullmatch(text):
+                    what = f"{printable(metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
+                    raise damaged_line(self.path, number, what, LOCALE_HINT)
+                continue
+            if metric in kernel.metrics or (self.wanted is not None and metric not in self.wanted):
+                continue
+            if abs(amount := float(text.replace(",", ""))) > MAX_VALUE:
+                raise damaged_line(self.path, number, f"{printable(metric)}: {text} is too large", HINT)
+            # Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second.
+            words = [_scale_word(word.strip()) for word in unit.split("/")]
+            power = words[0][1] - sum(own_power for _, own_power in words[1:])
+            kernel.metrics[metric] = Metric(amount * 10.0**power, "/".join(name for name, _ in words))
         return True
-
-    def _take_metric(self, kernel: NcuKernel, line: int, metric: str, unit: str, value: str) -> None:
-        """Keep a number; sections repeat a metric, the first is kept."""
-        text = _INSTANCES.sub("", value)
-        if not _NUMBER.fullmatch(text):
-            if _OTHER_LOCALE.fullmatch(text):
-                what = f"{printable(metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
-                raise damaged_line(self.path, line, what, LOCALE_HINT)
-            return
-        if metric in kernel.metrics or (self.wanted is not None and metric not in self.wanted):
-            return
-        number = float(text.replace(",", ""))
-        if abs(number) > MAX_VALUE:
-            raise damaged_line(self.path, line, f"{printable(metric)}: {text} is too large", HINT)
-        plain, factor = _scale_unit(unit)
-        kernel.metrics[metric] = Metric(number * factor, plain)
-
-
-def _weigh_output(text: str) -> tuple[bool, bool, bool]:
-    return text.startswith("==ERROR=="), text.startswith("==WARNING=="), bool(text)
-
-
-def _split(text: str) -> list[str] | None:
-    try:
-        return [field.strip() for field in next(csv.reader([text], strict=True, skipinitialspace=True))]
-    except csv.Error:
-        return None
-
-
-def _scale_unit(unit: str) -> tuple[str, float]:
-    """Return the plain unit and what to multiply by: Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second."""
-    words = [_scale_word(word.strip()) for word in unit.split("/")]
-    power = words[0][1] - sum(own_power for _, own_power in words[1:])
-    return "/".join(name for name, _ in words), 10.0**power
 
 
 def _scale_word(word: str) -> tuple[str, int]:
+    """Return the plain unit and the power of ten to multiply by."""
     if word in _SECONDS:
         return "second", 0
     if word[:1] in _SMALL and word[1:] in _SECONDS:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainstone.errors import DataError
-from trainstone.formats.files import read_lines
+from trainstone.formats.files import read_log
 from trainstone.text import printable
 
 VERSION = "0.2.3"
@@ -79,13 +78,8 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def read_nvlog(path: Path) -> list[Entry]:
-    entries = list(parse_lines(text for _, text in read_lines(path)))
-    if not entries:
-        raise DataError(
-            f"{printable(str(path))}: no :::NVLOG line in it",
-            hint="the program prints them to stdout: redirect it, as in `python main.py ... |& tee FILE`",
-        )
-    return entries
+    hint = "the program prints them to stdout: redirect it, as in `python main.py ... |& tee FILE`"
+    return read_log(path, parse_lines, ":::NVLOG line", hint)
 
 
 def _read_rows(rows: list[str]) -> Entry:
@@ -102,15 +96,10 @@ def _read_entry(text: str) -> Entry:
     found = HEAD.match(text)
     assert found  # rows begin with one
     version, model, seconds, file, line, message = found.groups()
-    message = message.strip()
-    key, colon, rest = message.partition(":")
-    value = _read_value(rest) if colon else None
-    told = (message, None) if value is None else (key.rstrip(), value)
-    return Entry(version, None if model == "None" else model, float(seconds), file, int(line), *told)
-
-
-def _read_value(text: str) -> Any:
+    key, _, rest = message.strip().partition(":")
     try:
-        return json.loads(text)
+        value = json.loads(rest)
     except (ValueError, RecursionError):  # thousands of digits or brackets, too
-        return None
+        value = None
+    told = (message.strip(), None) if value is None else (key.rstrip(), value)
+    return Entry(version, None if model == "None" else model, float(seconds), file, int(line), *told)

@@ -83,12 +83,19 @@ class RecordIOFile(MappedFile):
         return None
 
     def _parts(self, offset: int) -> Iterator[Span]:
-        """Yield where the payloads of the parts of the record at this byte lie."""
+        """Yield where the payloads of the parts of the record at this byte lie, all of them in the file."""
         if not 0 <= offset < self.size:
             raise self.damaged(offset, f"no record starts there; the file has {self.size} bytes")
         at, allowed = offset, (_WHOLE, _FIRST)
         while True:
-            flag, length = self._head(at)
+            if self.size - at < HEADER_BYTES:
+                raise self.damaged(at, f"the file ends within a record's header, at byte {self.size}")
+            magic, mark = struct.unpack_from("<II", self.view, at)
+            if magic != MAGIC:
+                raise self.damaged(at, f"no RecordIO record: it starts with {magic:#010x} instead of {MAGIC:#010x}")
+            flag, length = mark >> 29, mark & MAX_PAYLOAD_BYTES
+            if length + -length % 4 > self.size - at - HEADER_BYTES:
+                raise self.damaged(at, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
             if flag not in allowed:
                 inside = "" if at == offset else f" within the record that starts at byte {offset}"
                 raise self.damaged(at, f"flag {flag} where {allowed[0]} or {allowed[1]} is due{inside}")
@@ -97,18 +104,6 @@ class RecordIOFile(MappedFile):
                 return
             at += HEADER_BYTES + length + -length % 4
             allowed = (_MIDDLE, _LAST)
-
-    def _head(self, at: int) -> tuple[int, int]:
-        """Return flag and length of the part at this byte, all of which lies in the file."""
-        if self.size - at < HEADER_BYTES:
-            raise self.damaged(at, f"the file ends within a record's header, at byte {self.size}")
-        magic, mark = struct.unpack_from("<II", self.view, at)
-        if magic != MAGIC:
-            raise self.damaged(at, f"no RecordIO record: it starts with {magic:#010x} instead of {MAGIC:#010x}")
-        length = mark & MAX_PAYLOAD_BYTES
-        if length + -length % 4 > self.size - at - HEADER_BYTES:
-            raise self.damaged(at, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
-        return mark >> 29, length
 
 
 class ImageRecord(NamedTuple):

@@ -53,7 +53,7 @@ def pad(size: int) -> int:
 
 
 def _read_member(file: MappedFile, start: int) -> Member | None:
-    """Return the member whose first header is at this byte, None at the end mark."""
+    """Return the member whose first header is at this byte, checked; None at the end mark."""
     at, notes = start, dict[str, str]()
     while True:
         block = bytes(file.view[at : at + BLOCK_BYTES]) if at >= 0 else b""
@@ -65,45 +65,10 @@ def _read_member(file: MappedFile, start: int) -> Member | None:
             raise file.damaged(at, f"{what}; the file has {file.size} bytes", _HINT)
         kind = chr(block[156])
         if kind not in _NOTES:
-            return _resolve(file, Span(start, at - start), block, size, notes)
+            break
         notes |= _read_note(file, at, kind, size)
         at += BLOCK_BYTES + pad(size)
-
-
-def _read_note(file: MappedFile, at: int, kind: str, size: int) -> dict[str, str]:
-    """Return what an extended header says of the next member: path, size, and marks of sparse files."""
-    content = bytes(file.view[at + BLOCK_BYTES : at + BLOCK_BYTES + min(size, MAX_NOTE_BYTES)])
-    if len(content) < size:
-        raise file.damaged(at, f"an extended header of {size} bytes does not fit; at most {MAX_NOTE_BYTES} are allowed")
-    if kind == "L":
-        return {"path": _decode(_cut(content))}
-    if kind == "K":  # the target of a link, which is rejected when it comes
-        return {}
-    records = _parse_pax(file, at, content)
-    kept = {key: value for key, value in records.items() if key in ("path", "size") or key.startswith("GNU.sparse")}
-    if kind == "g" and kept:
-        raise file.damaged(at, f"a global header that sets {printable(', '.join(kept))} for all members")
-    return kept
-
-
-def _parse_pax(file: MappedFile, at: int, data: bytes) -> dict[str, str]:
-    """Return PAX records, each "length key=value" and a line feed."""
-    records: dict[str, str] = {}
-    start = 0
-    while start < len(data):
-        match = _PAX_RECORD.match(data, start)
-        end = start + int(match[1]) if match else 0
-        key, found, value = data[match.end() if match else 0 : end - 1].partition(b"=")
-        if match is None or not match.end() < end <= len(data) or data[end - 1 : end] != b"\n" or not (key and found):
-            raise file.damaged(at, f"an extended header that cannot be read at byte {start} of it")
-        records[_decode(key)] = _decode(value)
-        start = end
-    return records
-
-
-def _resolve(file: MappedFile, before: Span, block: bytes, size: int, notes: dict[str, str]) -> Member:
-    """Return the member of this header, checked, with the extended headers before it."""
-    name, kind, start = _cut(block[:100]), chr(block[156]), before.offset
+    name = _cut(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
         name = _cut(block[345:500]) + b"/" + name
     path = notes.get("path", _decode(name))
@@ -118,12 +83,37 @@ def _resolve(file: MappedFile, before: Span, block: bytes, size: int, notes: dic
         problem = f"claims a size of {printable(ascii(notes['size']))}"
     if problem:
         raise file.damaged(start, f"the tar member {printable(path)!r} {problem}")
-    data = Span(before.end + BLOCK_BYTES, 0 if is_folder else int(notes.get("size", size)))
+    data = Span(at + BLOCK_BYTES, 0 if is_folder else int(notes.get("size", size)))
     end = data.offset + pad(data.size)
     if end > file.size:
         what = f"the tar member {printable(path)} of {data.size} bytes does not fit; the file has {file.size} bytes"
         raise file.damaged(start, what)
     return Member(path, data, Span(start, end - start), not is_folder)
+
+
+def _read_note(file: MappedFile, at: int, kind: str, size: int) -> dict[str, str]:
+    """Return what an extended header says of the next member: path, size, and marks of sparse files."""
+    content = bytes(file.view[at + BLOCK_BYTES : at + BLOCK_BYTES + min(size, MAX_NOTE_BYTES)])
+    if len(content) < size:
+        raise file.damaged(at, f"an extended header of {size} bytes does not fit; at most {MAX_NOTE_BYTES} are allowed")
+    if kind == "L":
+        return {"path": _decode(_cut(content))}
+    if kind == "K":  # the target of a link, which is rejected when it comes
+        return {}
+    kept: dict[str, str] = {}
+    start = 0
+    while start < size:  # PAX records, each "length key=value" and a line feed
+        match = _PAX_RECORD.match(content, start)
+        end = start + int(match[1]) if match else 0
+        key, found, value = content[match.end() if match else 0 : end - 1].partition(b"=")
+        if match is None or not match.end() < end <= size or content[end - 1 : end] != b"\n" or not (key and found):
+            raise file.damaged(at, f"an extended header that cannot be read at byte {start} of it")
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse"):
+            kept[_decode(key)] = _decode(value)
+        start = end
+    if kind == "g" and kept:
+        raise file.damaged(at, f"a global header that sets {printable(', '.join(kept))} for all members")
+    return kept
 
 
 def _is_header(block: bytes) -> bool:

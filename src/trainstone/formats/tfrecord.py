@@ -8,12 +8,12 @@ BytesList { repeated bytes value = 1 }   FloatList and Int64List alike, packed
 
 import struct
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
 from trainstone.errors import DataError
 from trainstone.formats.files import MappedFile, Span, damaged_line, read_count_pairs
@@ -23,7 +23,7 @@ HEADER_BYTES = 12
 FRAMING_BYTES = 16
 _CHUNK_BYTES = 1 << 20
 _MASK = 0xA282EAD8
-_ZLIB_SECOND_BYTES = (0x01, 0x5E, 0x9C, 0xDA)
+_ZLIB_STARTS = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 def frame(data: bytes) -> bytes:
@@ -64,8 +64,11 @@ class TFRecordFile(MappedFile):
         data = self.view[begin : begin + length]
         if not check:
             return data
+        crc = 0
+        for start in range(0, length, _CHUNK_BYTES):  # the library takes bytes only, so copies are made piece by piece
+            crc = google_crc32c.extend(crc, bytes(data[start : start + _CHUNK_BYTES]))
         (stored,) = struct.unpack_from("<I", self.view, begin + length)
-        if stored != _mask(_checksum(data)):
+        if stored != _mask(crc):
             raise self.damaged(offset, f"the {length} bytes of the record do not fit their checksum")
         return data
 
@@ -76,9 +79,19 @@ class TFRecordFile(MappedFile):
         """
         array = np.frombuffer(self.view, np.uint8)
         for start in range(max(offset + 1, 0), self.size - FRAMING_BYTES + 1, _CHUNK_BYTES):
-            found = _find_header(array[start : start + _CHUNK_BYTES + HEADER_BYTES - 1], self.size - start)
-            if found is not None:
-                return start + found
+            window = array[start : start + _CHUNK_BYTES + HEADER_BYTES - 1]
+            found: list[int] = []
+            for shift in range(4):
+                words = window[shift : len(window) - (len(window) - shift) % 4].view("<u4")
+                # Length below 4 GiB, and a checksum: files with holes are full of zeros, and one length at most has
+                # checksum 0.
+                places = np.flatnonzero((words[1:-1] == 0) & (words[2:] != 0))
+                room_bytes = self.size - start - FRAMING_BYTES - shift - 4 * places
+                fits = words[places].astype(np.int64) <= room_bytes
+                heads = (shift + 4 * int(place) for place in places[fits])
+                found += islice((at for at in heads if _is_header(bytes(window[at : at + HEADER_BYTES]))), 1)
+            if found:
+                return start + min(found)
         return None
 
     def _length(self, offset: int) -> int:
@@ -86,48 +99,25 @@ class TFRecordFile(MappedFile):
         if not 0 <= offset < self.size:
             raise self.damaged(offset, f"no record starts there; the file has {self.size} bytes")
         header = bytes(self.view[offset : offset + HEADER_BYTES])
-        if len(header) < HEADER_BYTES:
-            raise self._damaged_header(offset, header, f"the file ends within a record's header, at byte {self.size}")
-        (length,) = struct.unpack_from("<Q", header)
-        if not _is_header(header):
-            raise self._damaged_header(offset, header, "a record's length does not fit its checksum")
+        if len(header) < HEADER_BYTES or not _is_header(header):
+            # Only now: a sound record of 35615 bytes starts with gzip's two bytes, too.
+            if offset == 0 and header.startswith(b"\x1f\x8b"):
+                hint = f"gunzip < {self.path.name} > plain.tfrecord"
+                raise self.damaged(0, "the TFRecord file is compressed with gzip", hint)
+            if offset == 0 and header.startswith(_ZLIB_STARTS):
+                raise self.damaged(0, "the TFRecord file is compressed with zlib", "write it without compression")
+            ends = f"the file ends within a record's header, at byte {self.size}"
+            raise self.damaged(
+                offset, ends if len(header) < HEADER_BYTES else "a record's length does not fit its checksum"
+            )
+        length = int.from_bytes(header[:8], "little")
         if length > self.size - offset - FRAMING_BYTES:
             raise self.damaged(offset, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
-        return int(length)
-
-    def _damaged_header(self, offset: int, header: bytes, what: str) -> DataError:
-        # Only now: a sound record of 35615 bytes starts with gzip's two bytes, too.
-        name = self.path.name
-        if offset == 0 and header[:2] == b"\x1f\x8b":
-            return self.damaged(0, "the TFRecord file is compressed with gzip", f"gunzip < {name} > plain.tfrecord")
-        if offset == 0 and header[:1] == b"\x78" and header[1:2] and header[1] in _ZLIB_SECOND_BYTES:
-            return self.damaged(0, "the TFRecord file is compressed with zlib", "write it without compression")
-        return self.damaged(offset, what)
+        return length
 
 
 def _mask(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
-
-
-def _checksum(data: memoryview) -> int:
-    """Return the CRC-32C; the library takes bytes only, so copies are made piece by piece."""
-    crc = 0
-    for start in range(0, len(data), _CHUNK_BYTES):
-        crc = google_crc32c.extend(crc, bytes(data[start : start + _CHUNK_BYTES]))
-    return crc
-
-
-def _find_header(window: npt.NDArray[np.uint8], room_bytes: int) -> int | None:
-    """Return the first place in the window where a header stands whose record fits into the room from the window on."""
-    found = []
-    for shift in range(4):
-        words = window[shift : len(window) - (len(window) - shift) % 4].view("<u4")
-        # Length below 4 GiB, and a checksum: files with holes are full of zeros, and one length at most has checksum 0.
-        places = np.flatnonzero((words[1:-1] == 0) & (words[2:] != 0))
-        fits = words[places].astype(np.int64) <= room_bytes - FRAMING_BYTES - shift - 4 * places
-        starts = (shift + 4 * int(place) for place in places[fits])
-        found.append(next((start for start in starts if _is_header(bytes(window[start : start + HEADER_BYTES]))), None))
-    return min((start for start in found if start is not None), default=None)
 
 
 def _is_header(header: bytes) -> bool:
@@ -170,8 +160,18 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     """Return the message; the same features give the same bytes, whatever their order."""
     entries = []
     for name in sorted(features):
+        kind, values = features[name]
         try:
-            entry = _delimited(1, name.encode()) + _delimited(2, _encode_feature(features[name]))
+            if kind == "bytes":
+                content = b"".join(_delimited(1, value) for value in values)
+            elif not values:
+                content = b""
+            elif kind == "float":
+                content = _delimited(1, struct.pack(f"<{len(values)}f", *values))
+            else:
+                struct.pack(f"<{len(values)}q", *values)  # refuses what is no int64
+                content = _delimited(1, b"".join(_varint(value & 0xFFFFFFFFFFFFFFFF) for value in values))
+            entry = _delimited(1, name.encode()) + _delimited(2, _delimited(_FIELDS[kind], content))
         except (ValueError, OverflowError, struct.error) as err:
             raise DataError(f"feature {printable(name)} cannot be stored: {err}") from err
         entries.append(_delimited(1, entry))
@@ -199,19 +199,6 @@ def decode_example(data: bytes | memoryview, where: str, *, skip: Collection[str
     except (ValueError, struct.error) as err:
         raise DataError(f"{where}: the record is not a tf.train.Example: {err}", hint=_HINT) from None
     return features
-
-
-def _encode_feature(feature: Feature) -> bytes:
-    if feature.kind == "bytes":
-        values = b"".join(_delimited(1, value) for value in feature.values)
-    elif not feature.values:
-        values = b""
-    elif feature.kind == "float":
-        values = _delimited(1, struct.pack(f"<{len(feature.values)}f", *feature.values))
-    else:
-        struct.pack(f"<{len(feature.values)}q", *feature.values)  # refuses what is no int64
-        values = _delimited(1, b"".join(_varint(value & 0xFFFFFFFFFFFFFFFF) for value in feature.values))
-    return _delimited(_FIELDS[feature.kind], values)
 
 
 def _delimited(field: int, content: bytes) -> bytes:

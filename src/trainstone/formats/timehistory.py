@@ -9,9 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trainstone.errors import DataError
-from trainstone.formats.files import read_lines
-from trainstone.text import printable
+from trainstone.formats.files import read_log
 
 LOG_STEPS = 100
 """The original's --log_steps."""
@@ -95,10 +93,5 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Interval]:
 
 
 def read_timehistory(path: Path) -> list[Interval]:
-    intervals = list(parse_lines(text for _, text in read_lines(path)))
-    if not intervals:
-        raise DataError(
-            f"{printable(str(path))}: no TimeHistory line in it",
-            hint="TensorFlow logs them to stderr every log_steps steps: redirect both, as in `python ... |& tee FILE`",
-        )
-    return intervals
+    hint = "TensorFlow logs them to stderr every log_steps steps: redirect both, as in `python ... |& tee FILE`"
+    return read_log(path, parse_lines, "TimeHistory line", hint)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trainstone.errors import EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.launch.supervisor import LOG, describe_exit, hint_at_memory, read_since
-from trainstone.machine.launched import CAUSE, FOLDER, Failure, launch_name, name_host, read_code, read_failures
+from trainstone.machine.launched import CAUSE, FOLDER, launch_name, name_host, read_code, read_failures
 from trainstone.results.checks import finding
 from trainstone.results.schema import FINISHED
 from trainstone.results.store import RunFolder, read_result
@@ -61,35 +61,32 @@ def settle(
     if stopped and not causes and all(end in STOPPING for end in [death.code for death in deaths] or [code]):
         return EXIT_RESUMABLE
     if told := causes or ([] if deaths else failures):
-        err = _explain_failure(told[0], run, engine)
-    elif deaths:
-        err = _explain_death(deaths[0], engine_text)
+        failure = told[0]
+        message = f"rank {failure.rank} on {failure.host}: {failure.message}"
+        err = error_of_child(failure.exit_code, message, failure.hint)
+        if failure.exit_code == TrainstoneError.exit_code:
+            where = "the job's log" if engine == "slurm" else run / FOLDER / LOG
+            err = TrainstoneError(message, hint=f"this is a bug; its traceback is in {where}")
     else:
-        err = _explain_engine(engine_text, engine, code)
+        err = _explain_engine(engine_text, engine, code, deaths[0] if deaths else None)
     record_cause(run, err, launch)
     raise err
 
 
-def _explain_failure(failure: Failure, run: Path, engine: str) -> TrainstoneError:
-    message = f"rank {failure.rank} on {failure.host}: {failure.message}"
-    if failure.exit_code == TrainstoneError.exit_code:
-        where = "the job's log" if engine == "slurm" else run / FOLDER / LOG
-        return TrainstoneError(message, hint=f"this is a bug; its traceback is in {where}")
-    return error_of_child(failure.exit_code, message, failure.hint)
-
-
-def _explain_death(death: Death, engine_text: str) -> TrainstoneError:
-    """A rank that left no failure record: its signal, or its exit code with what it printed."""
-    rank, ended = f"rank {death.rank} on {death.host}", describe_exit(death.code)
-    if death.code < 0:
-        return LaunchError(f"{rank} {ended}", hint=hint_at_memory(death.code))
-    message, hint = find_printed(engine_text)
-    return error_of_child(death.code, f"{rank}: {message or ended}", hint)
-
-
-def _explain_engine(engine_text: str, engine: str, code: int) -> TrainstoneError:
-    """No rank is known to have failed: the engine's own message."""
-    message, hint = find_printed(engine_text)
+def _explain_engine(engine_text: str, engine: str, code: int, death: Death | None) -> TrainstoneError:
+    """No rank has left a failure record: what the engine says of one, with what that printed; else its own message."""
+    if death and death.code < 0:
+        ended = f"rank {death.rank} on {death.host} {describe_exit(death.code)}"
+        return LaunchError(ended, hint=hint_at_memory(death.code))
+    printed: dict[str, str] = {}
+    for name in ("error", "hint"):  # further lines of them are indented
+        # Of many ranks a line may begin with [1,0]<stderr> or 0:
+        match = re.search(rf"^(?:\[[\d,]+\]<\w+>:?\s?|\d+: )?{name}: +(.+(?:\n {{7}}.+)*)", engine_text, re.MULTILINE)
+        printed |= {name: re.sub(r"\n {7}", "\n", match[1])} if match else {}
+    message, hint = printed.get("error"), printed.get("hint")
+    if death:
+        said = f"rank {death.rank} on {death.host}: {message or describe_exit(death.code)}"
+        return error_of_child(death.code, said, hint)
     if message:
         return error_of_child(code, message, hint)
     ended = f"{ENGINES[engine]} {describe_exit(code) if code else 'ended, but no rank said how its work went'}"
@@ -146,28 +143,14 @@ def find_deaths(text: str, engine: str) -> list[Death]:
         found = [Death(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
         found = found or [Death(int(rank), here, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
     elif engine == "slurm":
-        found = [Death(int(rank), host, _read_end(words)) for host, rank, words in SRUN.findall(text)]
+        names = {signal.strsignal(number): number for number in signal.valid_signals()}
+        for host, rank, words in SRUN.findall(
+            text
+        ):  # such as Exited with exit code 3; Segmentation fault (core dumped)
+            exited = re.search(r"exit code (\d+)", words)
+            ended = next((number for name, number in names.items() if name and words.startswith(name)), signal.SIGKILL)
+            found.append(Death(int(rank), host, int(exited[1]) if exited else -ended))
     return sorted(found, key=lambda death: death.code == -signal.SIGTERM)
-
-
-def _read_end(words: str) -> int:
-    """Exited with exit code 3; Killed; Segmentation fault (core dumped); Out Of Memory."""
-    code = re.search(r"exit code (\d+)", words)
-    if code:
-        return int(code[1])
-    names = {signal.strsignal(number): number for number in signal.valid_signals()}
-    found = next((number for name, number in names.items() if name and words.startswith(name)), None)
-    return -(found or signal.SIGKILL)
-
-
-def find_printed(text: str) -> tuple[str | None, str | None]:
-    """Return the first error and hint that a rank printed; further lines of them are indented."""
-    found = {}
-    for name in ("error", "hint"):
-        # Of many ranks a line may begin with [1,0]<stderr> or 0:
-        match = re.search(rf"^(?:\[[\d,]+\]<\w+>:?\s?|\d+: )?{name}: +(.+(?:\n {{7}}.+)*)", text, re.MULTILINE)
-        found[name] = re.sub(r"\n {7}", "\n", match[1]) if match else None
-    return found["error"], found["hint"]
 
 
 if __name__ == "__main__":

@@ -53,10 +53,27 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
     with tempfile.TemporaryDirectory(prefix="trainstone-mlperf-") as folder:
         link = Path(folder) / "result_0.txt"
         link.symlink_to(log.absolute())  # a name that harms nobody in its output
-        words = ["--usage", "training", "--ruleset", ruleset, "--log_output", "checker.log", link.name]
-        ended = _run(words, Path(folder))
+        checker = [sys.executable, "-P", "-W", "ignore", "-m", "mlperf_logging.compliance_checker"]
+        try:
+            ended = subprocess.run(
+                [*checker, "--usage", "training", "--ruleset", ruleset, "--log_output", "checker.log", link.name],
+                cwd=folder,
+                env={**os.environ, "PYTHONUTF8": "1"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_SECONDS,
+            )
+        except subprocess.TimeoutExpired as err:
+            message = f"the compliance_checker of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s"
+            raise LaunchError(message) from err
         output = Path(folder) / "checker.log"
         written = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+    said = [line for line in ended.stderr.splitlines() if line.strip()] or ["it said nothing"]
+    last = printable(said[-1])[:300]
+    if ended.returncode and re.match("(ModuleNotFound|Import)Error", last):
+        raise MachineError(f"mlperf-logging does not start: {last}", hint=HINT)
     if keep is not None:
         try:
             keep.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +85,7 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
     lines = (line.rstrip() for line in written.splitlines())
     # Without its INFO notes, its verdict and the rules between messages.
     complaints = tuple(line for line in lines if line.strip("-") and not line.startswith(NOTES))
-    return Checked(passed, complaints, _last_line(ended.stderr) if broken else "")
+    return Checked(passed, complaints, last if broken else "")
 
 
 def refuse_paths(log: Path) -> None:
@@ -107,29 +124,3 @@ def _find_checkers() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise MachineError("MLPerf's checkers (mlperf-logging) are not installed", hint=HINT)
     return Path(spec.submodule_search_locations[0])
-
-
-def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-W", "ignore", "-m", "mlperf_logging.compliance_checker", *words]
-    try:
-        ended = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONUTF8": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_SECONDS,
-        )
-    except subprocess.TimeoutExpired as err:
-        raise LaunchError(f"the compliance_checker of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s") from err
-    last = _last_line(ended.stderr)
-    if ended.returncode and re.match("(ModuleNotFound|Import)Error", last):
-        raise MachineError(f"mlperf-logging does not start: {last}", hint=HINT)
-    return ended
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return printable(lines[-1])[:300] if lines else "it said nothing"

@@ -13,8 +13,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.config.load import load_config
-from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
+from trainstone.config.load import flatten, load_config
+from trainstone.config.schema import Config
+from trainstone.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_RESUMABLE,
+    LaunchError,
+    ResultError,
+    TrainstoneError,
+    error_of_child,
+)
 from trainstone.launch.supervisor import describe_exit, hint_at_memory, supervise
 from trainstone.machine.launched import RUN, forget_attempt, read_code, read_failures
 from trainstone.machine.signals import StopSignals
@@ -23,12 +31,15 @@ from trainstone.results.progress import Progress
 from trainstone.results.quality import Repeated
 from trainstone.results.schema import Point, Result, Status
 from trainstone.results.store import find_runs, is_locked, name_run, read_if_there, read_result
+from trainstone.results.sweep import BATCH
 from trainstone.train.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 
 TRAINSTONE = (sys.executable, "-P", "-m", "trainstone")
 OUTPUT = "output.log"
+# What the first child settles for all others, so that they differ in nothing but what is swept or their seed.
+SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
 # For a child to end that was told to when its parent was killed: it writes a checkpoint first.
 LEFTOVER_SECONDS = 60.0
 
@@ -56,8 +67,18 @@ def child_command(verb: str, config_file: Path, out: Path, *, strict: bool, seed
 def run_children(
     life: Lifecycle, children: Iterable[ChildRun], conclude: Callable[[ChildRun, ChildEnd], None]
 ) -> Generator[Progress | str, None, None]:
-    """Run children one after the other; `conclude` takes each end. `children` may depend on how earlier ones ended."""
-    yield from wait_for_leftovers(life)
+    """Run children one after the other; `conclude` takes each end. `children` may depend on how earlier ones ended.
+
+    First wait until those of a killed parent, which end with it, have written what they had: they would disturb.
+    """
+    end = time.monotonic() + LEFTOVER_SECONDS
+    while busy := [path for path in find_runs(life.run.path / "points") if is_locked(path)]:
+        life.check_stop()
+        if time.monotonic() > end:
+            pid = read_result(busy[0]).process.pid
+            raise LaunchError(f"{busy[0]} is still in use by process {pid} of an earlier start", hint=f"kill {pid}")
+        yield Progress(f"waiting for the end of {busy[0].name}")
+        time.sleep(0.1)
     for child in children:
         life.check_stop()
         yield Progress(child.label)
@@ -83,18 +104,6 @@ def explain_end(folder: Path, code: int, output: str) -> TrainstoneError:
         return error_of_child(left.exit_code, left.message, left.hint)
     said = f": {output.strip()[-500:]}" if code >= 0 else ""
     return error_of_child(code, describe_exit(code) + said, hint_at_memory(code))
-
-
-def wait_for_leftovers(life: Lifecycle) -> Iterator[Progress]:
-    """Wait until children of a killed parent, which end with it, have written what they had: they would disturb."""
-    end = time.monotonic() + LEFTOVER_SECONDS
-    while busy := [path for path in find_runs(life.run.path / "points") if is_locked(path)]:
-        life.check_stop()
-        if time.monotonic() > end:
-            pid = read_result(busy[0]).process.pid
-            raise LaunchError(f"{busy[0]} is still in use by process {pid} of an earlier start", hint=f"kill {pid}")
-        yield Progress(f"waiting for the end of {busy[0].name}")
-        time.sleep(0.1)
 
 
 def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[Progress | str, None, Status]:
@@ -198,3 +207,21 @@ def gather(life: Lifecycle) -> None:
     points = [Point(label=f"seed {seed}", run=child.folder) for seed, child in begun]
     run.update(points=points, **combine_trainings(run.result, [child for _, child in begun]))
     life.completed = f"{len(over)} of {repeated.num_runs} runs"
+
+
+def check_settled(path: Path) -> Config:
+    """Return the configuration that child runs share; refuse one that was changed: they would not be comparable."""
+    result, file = read_result(path), path / "config.toml"
+    config = load_config(str(file))
+    now, then = (dict(flatten(values)) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
+    changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
+    # A kill while the first point was settling them: the file is written first
+    settling = set() if result.machine else {key for key in SETTLED if then.get(key) == "auto"}
+    changed = [key for key in changed if key not in settling]
+    if changed:
+        shown = ", ".join(f"{key} was {then.get(key)}, is {now.get(key)}" for key in changed[:3])
+        raise ResultError(
+            f"{file} is not what the points of this {result.kind} were run with: {shown}",
+            hint=f"restore it, or start again: {result.command}",
+        )
+    return config

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -63,14 +63,19 @@ def run_under_ncu(
     tool = find_ncu()
     check_permission()
     yield Progress("asking ncu which metrics this GPU has")
-    metrics = choose_metrics(list_metrics(tool))
+    metrics = choose_metrics(tool)
     csv_file = path / TABLE_NAME
     csv_file.parent.mkdir(parents=True, exist_ok=True)
     csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
     yield Progress(LABEL)
     folder = (path / "points" / name_run("ncu")).absolute()
+    # It counts only between cudaProfilerStart and cudaProfilerStop.
+    command = [tool, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
+    command += ["--metrics", ",".join(metrics), "--log-file", str(csv_file)]
+    command += [*TRAINSTONE, "bench", str(path / "config.toml")]
+    command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
     ended = yield from supervise(
-        ncu_command(tool, path, start, iterations, metrics),
+        [*command, "--quiet", "--out", str(path / "points")],
         {RUN: str(folder), "LC_ALL": "C"},  # other locales write other numbers
         folder,
         OUTPUT,
@@ -83,12 +88,13 @@ def run_under_ncu(
         raise KeyboardInterrupt(signals.received)
     messages = [line for line in (read_text(csv_file) or "").splitlines() if line.startswith("==")]
     printed = "\n".join([ended.output, *messages])
+    complaints = [printable(line.strip())[:300] for line in re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)]
     if ended.code != 0:
-        raise explain_ncu(ended, folder, printed)
+        raise explain_ncu(ended, folder, printed, complaints)
     if not csv_file.exists() or "No kernels were profiled" in printed:
-        complaints = "".join(f": {line}" for line in _list_complaints(printed)[:1])
+        first = "".join(f": {line}" for line in complaints[:1])
         raise MachineError(
-            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{complaints}",
+            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{first}",
             hint=f"is the run on a CUDA device? The bench's own findings: trainstone report {path / 'points'}",
         )
     return aggregate_cores(read_ncu(csv_file, WANTED)).model_copy(update={"file": TABLE_NAME})
@@ -120,25 +126,21 @@ def check_permission(root: Path = Path("/")) -> None:
         )
 
 
-def list_metrics(ncu: str) -> str:
-    """Return ncu's list of the metrics of this machine's GPUs; empty if it gives none."""
-    command = [ncu, "--query-metrics"]
+def choose_metrics(ncu: str) -> list[str]:
+    """Choose for the cycles and each pipe the best name that this GPU has: ncu stops at one that it does not know.
+
+    Where ncu lists none the originals are taken: they are right on what was sold from 2017 to 2020.
+    """
+    command, listing = [ncu, "--query-metrics"], ""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=QUERY_SECONDS
         )
+        listing = done.stdout if done.returncode == 0 else ""
     except OSError as err:
         raise MachineError(f"cannot run {ncu}: {err.strerror}", hint="give the path of ncu") from err
     except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def choose_metrics(listing: str) -> list[str]:
-    """Choose for the cycles and each pipe the best name that this GPU has: ncu stops at one that it does not know.
-
-    Without a list the originals are taken: they are right on what was sold from 2017 to 2020.
-    """
+        pass  # as where it fails
     known = {line.split()[0] for line in listing.splitlines() if line.split()}
     accepted = [CYCLE_METRICS, *(tuple(f"{name}{PERCENT}" for name in names) for names in PIPE_METRICS.values())]
     chosen = [next((name for name in names if name.split(".")[0] in known), None) for names in accepted]
@@ -147,19 +149,10 @@ def choose_metrics(listing: str) -> list[str]:
     return [name for name in chosen if name is not None]
 
 
-def ncu_command(ncu: str, path: Path, start: int, iterations: int, metrics: Iterable[str]) -> list[str]:
-    """Return the command line: ncu counts only between cudaProfilerStart and cudaProfilerStop."""
-    command = [ncu, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
-    command += ["--metrics", ",".join(metrics), "--log-file", str(path / TABLE_NAME)]
-    command += [*TRAINSTONE, "bench", str(path / "config.toml")]
-    command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
-    return [*command, "--quiet", "--out", str(path / "points")]
-
-
-def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
+def explain_ncu(ended: Ended, folder: Path, printed: str, complaints: list[str]) -> TrainstoneError:
     if "ERR_NVGPUCTRPERM" in printed:
         return MachineError("ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
-    complaints = [line for line in _list_complaints(printed) if "application returned an error code" not in line]
+    complaints = [line for line in complaints if "application returned an error code" not in line]
     if ended.code < 0 or not complaints or read_failures(folder):
         error = explain_end(folder, ended.code, ended.output)
         return type(error)(f"{LABEL}: {error.message}", hint=error.hint)
@@ -169,8 +162,3 @@ def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
     elif "driver resource was unavailable" in printed:
         hint = "only one tool can count at a time: dcgmi profile --pause, then try again"
     return MachineError(f"ncu: {complaints[0]}", hint=hint)
-
-
-def _list_complaints(printed: str) -> list[str]:
-    found = re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)
-    return [printable(line.strip())[:300] for line in found]

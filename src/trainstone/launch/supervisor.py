@@ -22,7 +22,6 @@ from trainstone.machine.signals import StopSignals
 POLL_SECONDS = 0.2
 END_SECONDS = 5.0  # for a process to end by itself when it cannot be waited for any longer
 LOG, SCRIPT = "engine.log", "start.sh"
-MEMORY_HINT = "SIGKILL mostly means that memory ran out: take a smaller train.batch_size"
 
 Stop = Callable[[int, set[int]], None]
 """Passes a stop signal on to process `pid`; the set holds the processes that were notified before."""
@@ -43,7 +42,8 @@ def describe_exit(code: int) -> str:
 
 
 def hint_at_memory(code: int) -> str | None:
-    return MEMORY_HINT if code == -signal.SIGKILL else None
+    hint = "SIGKILL mostly means that memory ran out: take a smaller train.batch_size"
+    return hint if code == -signal.SIGKILL else None
 
 
 def send_once(

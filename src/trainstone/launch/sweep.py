@@ -1,21 +1,33 @@
-"""Runs a sweep: each point a child process in shuffled order, its row written as soon as it is known.
+"""A sweep: lists from flags become points, each a checked configuration and a child process, in shuffled order.
 
-Out of memory is a result. A sweep that is stopped or killed at any moment can be resumed.
+A point's row is written as soon as it is known. Out of memory is a result. A sweep that is stopped or killed at any
+moment can be resumed.
 """
 
 import logging
+import random
 import shutil
 import signal
-from collections.abc import Generator, Iterator, Mapping
+import socket
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainstone.config.load import load_config, write_toml
-from trainstone.errors import LaunchError, ResultError, RunError, error_of_child
+from trainstone.config.load import (
+    change_config,
+    did_you_mean,
+    flatten,
+    list_keys,
+    load_config,
+    parse_setting,
+    write_toml,
+)
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError, LaunchError, ResultError, RunError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.formats.timehistory import Intervals, choose_every
-from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, run_children
-from trainstone.launch.points import Plan, PlannedPoint, configure, settle
+from trainstone.launch.child_runs import SETTLED, ChildEnd, ChildRun, check_settled, child_command, run_children
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
 from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, strip_devices
@@ -23,13 +35,160 @@ from trainstone.results.progress import Progress
 from trainstone.results.schema import Result, Status
 from trainstone.results.steps import read_records
 from trainstone.results.store import name_run, read_if_there, read_result
-from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
+from trainstone.results.sweep import BATCH, TAKES_MEMORY, Sweep, SweepRow, has_order, label_point, label_row, name_file
 from trainstone.train.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 
-KEPT = ("ok", "out_of_memory", "not_tried")  # rows that are not run again; what failed is
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of the TBD suite's measure_throughput.sh
+LARGEST_BATCH = 10**9
+LONGEST_QUOTE = 40
 OF_THE_SWEEP = (2, 3, 4)  # exit codes (configuration, data, machine) that other points may end with, too
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    order: int
+    value: Any
+    curve: Any
+    label: str
+    name: str  # of its files
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All points, in the order they are run in, and what they have in common."""
+
+    config: Config
+    sweep: Sweep
+    points: tuple[PlannedPoint, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        return [label for _, _, label in list_grid(self.sweep)]
+
+
+def make_plan(
+    config: Config,
+    batch_sizes: str | None,
+    over: str | None,
+    *,
+    profile: bool = False,
+    cores: bool = False,
+    strict: bool = False,
+) -> Plan:
+    """Turn the flags into points; each one's configuration is checked before anything runs."""
+    sizes: list[Any] = list(BATCH_SIZES)
+    if batch_sizes is not None:
+        try:
+            sizes = [int(part) for part in batch_sizes.split(",")]
+        except ValueError:  # also thousands of digits
+            sizes = [0]
+        if not all(0 < size < LARGEST_BATCH for size in sizes):
+            quoted = f"--batch-sizes {batch_sizes[:LONGEST_QUOTE]}"
+            message = f"{quoted}: expected whole numbers above 0 and below {LARGEST_BATCH:,}"
+            raise ConfigError(message, hint="for example --batch-sizes 1,2,4,8")
+    swept: dict[str, Any] = {"key": BATCH, "values": sizes}
+    if over is not None:
+        key, values = parse_over(over)
+        if batch_sizes is None:
+            swept = {"key": key, "values": values}
+        elif key == BATCH:
+            message = "--batch-sizes and --over train.batch_size are the same key twice"
+            raise ConfigError(message, hint="give one of them")
+        else:
+            swept |= {"curve_key": key, "curves": values}
+    asked = Sweep(**swept, seed=config.seed, profile=profile or cores, cores=cores, strict=strict)
+    plan = lay_out(config, asked)
+    seen: dict[str, str] = {}
+    for point in plan.points:
+        text = configure(plan.config, asked, point).model_dump_json()
+        if text in seen:
+            raise ConfigError(f"{seen[text]} and {point.label} are the same point", hint="name each value once")
+        seen[text] = point.label
+    return plan
+
+
+def parse_over(text: str) -> tuple[str, list[Any]]:
+    """Split KEY=V,V into the key and its values: a TOML array without its brackets, or words between commas."""
+    key, equals, rest = text.partition("=")
+    key = key.strip()
+    if not equals or not key or not rest.strip():
+        raise ConfigError(
+            f"--over {text[:LONGEST_QUOTE]}: it is not KEY=VALUE,VALUE",
+            hint="for example --over train.precision=fp32,bf16",
+        )
+    known = [row[0] for row in list_keys()]
+    if key not in known:
+        inside = ", ".join(name for name in known if name.startswith(f"{key}."))
+        told = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
+        raise ConfigError(
+            f"--over {key}: {told}{'' if inside else did_you_mean(key, known)}",
+            hint="`trainstone recipes NAME` lists the keys of a recipe",
+        )
+    try:
+        values: list[Any] = parse_setting(f"{key}=[{rest}]")[1]
+    except ConfigError:
+        values = [parse_setting(f"{key}={part}")[1] for part in rest.split(",")]
+    return key, values
+
+
+def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
+    """Return value, curve and label of all points, by curve and value, in the order they were given."""
+    grid = [(value, curve) for curve in (sweep.curves if sweep.curve_key else [None]) for value in sweep.values]
+    return [(value, curve, label_point(sweep.key, value, sweep.curve_key, curve)) for value, curve in grid]
+
+
+def lay_out(config: Config, sweep: Sweep) -> Plan:
+    """Shuffle the points, always in the same way for the same seed."""
+    grid = list_grid(sweep)
+    order = list(range(len(grid)))
+    random.Random(sweep.seed).shuffle(order)
+    names = name_all([label for _, _, label in grid])
+    points = [PlannedPoint(number, *grid[place], name=names[place]) for number, place in enumerate(order, start=1)]
+    return Plan(config, sweep, tuple(points))
+
+
+def name_all(labels: Sequence[str]) -> list[str]:
+    """Return a file name for each label; one that is taken, in capitals or not, gets the number of its point."""
+    names: list[str] = []
+    for place, name in enumerate(map(name_file, labels)):
+        names.append(f"{name}-{place}" if name.lower() in map(str.lower, names) else name)
+    return names
+
+
+def configure(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
+    changes = {sweep.key: point.value}
+    if sweep.curve_key is not None:
+        changes[sweep.curve_key] = point.curve
+    flag = "--batch-sizes" if sweep.key == BATCH and sweep.curve_key is None else "--over"
+    return change_config(config.model_dump(mode="json", exclude_none=True), flag, flags=changes)
+
+
+def settle(config: Config, sweep: Sweep, resolved: Config) -> Config:
+    """Take over what a point found for each auto; not from one device to others."""
+    swept = {sweep.key, sweep.curve_key}
+    if "device" in swept:
+        return config
+    found, given = (dict(flatten(one.model_dump(mode="json", exclude_none=True))) for one in (resolved, config))
+    values = {key: found[key] for key in SETTLED if key not in swept and given.get(key) == "auto"}
+    return change_config(config.model_dump(mode="json", exclude_none=True), "the first point", flags=values)
+
+
+def resume_plan(path: Path, result: Result) -> Plan:
+    """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
+    if result.sweep is None:
+        raise ResultError(f"{path} ended before its points were written", hint=f"start again: {result.command}")
+    here = {"host": socket.gethostname(), **read_software()}
+    then = {"host": result.process.host, **result.software}
+    differing = [
+        f"{name} {then[name]} there, {here.get(name)} here"
+        for name in ("host", "trainstone", "torch")
+        if then.get(name) not in (None, here.get(name))
+    ]
+    if differing:
+        raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")
+    return lay_out(check_settled(path), result.sweep)
 
 
 def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, Status]:
@@ -39,7 +198,16 @@ def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, St
         life.run.update(sweep=plan.sweep, software=read_software())
     work = Work(plan, life)
     yield from run_children(life, work.list_children(), work.conclude)
-    return work.finish()
+    if any(row.status == "ok" for row in work.rows.values()):
+        work.write(status="ok")
+        return "ok"
+    work.write()  # without a single number the sweep has failed as its first point did
+    first = min(work.rows.values(), key=lambda row: (row.status == "not_tried", row.order))
+    told = f"no point has a number; {label_row(work.sweep, first)}: {first.note}"
+    hint = f"see {life.run.path / 'points'}"
+    if first.status == "out_of_memory":
+        hint = "give smaller ones: --batch-sizes 1,2,4"
+    raise error_of_child(first.exit_code or LaunchError.exit_code, told, hint)
 
 
 class Work:
@@ -83,8 +251,14 @@ class Work:
         else:
             row = SweepRow(value=point.value, curve=point.curve, order=point.order, status="failed", run=folder)
             self.rows[point.label] = self.take_bench(row, ended, child.folder)
-            if self.rows[point.label].status == "out_of_memory":
-                self.skip_larger()
+            memory = self.rows[point.label].status == "out_of_memory" and self.sweep.key in TAKES_MEMORY
+            for other in self.plan.points if memory and has_order(self.sweep) else ():
+                # What is larger would be out of memory, too.
+                if other.label not in self.rows and other.curve == point.curve and other.value > point.value:
+                    note = f"{point.label} was out of memory"
+                    self.rows[other.label] = SweepRow(
+                        value=other.value, curve=other.curve, order=other.order, status="not_tried", note=note
+                    )
         self.write()
 
     def take_bench(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
@@ -106,7 +280,12 @@ class Work:
         """Distinguish out of memory, which ends a curve, from a failure of this point, and from one that all have."""
         assert ended.error is not None
         message = ended.error.message
-        if self.ran_out_of_memory(ended, folder):
+        if ended.code == -signal.SIGKILL:  # where the kernel killed it, its counters say why
+            out_of_memory = may_be_memory(self.kills, count_kills())
+        else:
+            result = read_if_there(folder)
+            out_of_memory = result is not None and any(one.code == "out-of-memory" for one in result.findings)
+        if out_of_memory:
             code = RunError.exit_code
             return row.model_copy(update={"status": "out_of_memory", "note": message, "exit_code": code})
         # Points that share a value may fail by it: a device that is not there, a precision that crashes.
@@ -115,24 +294,6 @@ class Work:
         if ended.code in OF_THE_SWEEP and unlike and {one.note for one in self.rows.values()} == {message}:
             ended.check(self.point.label)
         return row.model_copy(update={"note": message, "exit_code": ended.code})
-
-    def ran_out_of_memory(self, ended: ChildEnd, folder: Path) -> bool:
-        """By what the child wrote; where the kernel killed it, by the kernel's counters."""
-        if ended.code == -signal.SIGKILL:
-            return may_be_memory(self.kills, count_kills())
-        result = read_if_there(folder)
-        return result is not None and any(found.code == "out-of-memory" for found in result.findings)
-
-    def skip_larger(self) -> None:
-        """What is larger would be out of memory, too, where the key is one that takes memory."""
-        if self.sweep.key not in TAKES_MEMORY or not has_order(self.sweep):
-            return
-        for other in self.plan.points:
-            if other.label not in self.rows and other.curve == self.point.curve and other.value > self.point.value:
-                note = f"{self.point.label} was out of memory"
-                self.rows[other.label] = SweepRow(
-                    value=other.value, curve=other.curve, order=other.order, status="not_tried", note=note
-                )
 
     def take_profile(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
         """Return the row with the point's profile; a failure costs the profile only."""
@@ -155,19 +316,6 @@ class Work:
         self.run.update(**(conclude_sweep(sweep, children, known) | changes))
         self.life.completed = f"{len(self.rows)} of {len(self.plan.points)} points"
 
-    def finish(self) -> Status:
-        """All points are done; without a single number the sweep has failed as its first point did."""
-        if any(row.status == "ok" for row in self.rows.values()):
-            self.write(status="ok")
-            return "ok"
-        self.write()
-        first = min(self.rows.values(), key=lambda row: (row.status == "not_tried", row.order))
-        told = f"no point has a number; {label_row(self.sweep, first)}: {first.note}"
-        hint = f"see {self.run.path / 'points'}"
-        if first.status == "out_of_memory":
-            hint = "give smaller ones: --batch-sizes 1,2,4"
-        raise error_of_child(first.exit_code or LaunchError.exit_code, told, hint)
-
 
 def make_command(verb: str, config_file: Path, out: Path, plan: Plan) -> list[str]:
     command = child_command(verb, config_file, out, strict=plan.sweep.strict)
@@ -176,10 +324,12 @@ def make_command(verb: str, config_file: Path, out: Path, plan: Plan) -> list[st
 
 def keep_rows(folder: Path, sweep: Sweep) -> dict[str, SweepRow]:
     """Return the rows of an earlier start that count, by label: what failed is run again, and what is not there."""
-    kept = [row for row in sweep.rows if row.status in KEPT]
-    measured = {row.run: read_if_there(folder / row.run) for row in kept if row.status == "ok"}
-    lost = [name for name, result in measured.items() if result is None or result.throughput is None]
-    return {label_row(sweep, row): row for row in kept if row.status != "ok" or row.run not in lost}
+    kept = {}
+    for row in sweep.rows:
+        child = read_if_there(folder / row.run) if row.status == "ok" else None
+        if row.status in ("out_of_memory", "not_tried") or (child is not None and child.throughput is not None):
+            kept[label_row(sweep, row)] = row
+    return kept
 
 
 def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trainstone.config.load import load_system
-from trainstone.config.schema import Config
-from trainstone.config.system import System
+from trainstone.config.schema import Config, System
 from trainstone.errors import ConfigError, ResultError
 from trainstone.launch.child_runs import TRAINSTONE, explain_end
 from trainstone.machine.launched import ALONE_VERBS, FOLDER, LAUNCH, RANKS, RUN, VERBS, forget_attempt, without_launch

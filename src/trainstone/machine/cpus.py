@@ -173,7 +173,14 @@ def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = N
 
         logical = psutil.cpu_count() or os.cpu_count() or 1
         physical = psutil.cpu_count(logical=False)
-    quota, threads = _read_quota(root), physical or logical
+    quotas = []  # in cores, of our cgroup and its ancestors; the tightest counts
+    for folder in cgroup_folders("cpu", root):
+        quota_text, _, period_text = (read_text(folder / "cpu.max") or "").partition(" ")  # v2: "50000 100000"
+        v1 = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+        # "max" and -1 mean no limit.
+        pairs = ((parse_int(quota_text), parse_int(period_text)), v1)
+        quotas += [quota / period for quota, period in pairs if quota and period]
+    quota, threads = min(quotas, default=None), physical or logical
     return Cores(logical, physical, quota, max(1, threads if quota is None else min(threads, math.floor(quota))))
 
 
@@ -188,18 +195,6 @@ def memory_available_bytes(root: Path = Path("/")) -> int:
 
     free = int(psutil.virtual_memory().available)
     return min([free, *(max(0, limit - used) for limit, used in _read_memory_groups(root) if used is not None)])
-
-
-def _read_quota(root: Path) -> float | None:
-    """Return the tightest CPU bandwidth limit among our cgroup and its ancestors, in cores."""
-    quotas = []
-    for folder in cgroup_folders("cpu", root):
-        quota_text, _, period_text = (read_text(folder / "cpu.max") or "").partition(" ")  # v2: "50000 100000"
-        v1 = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
-        # "max" and -1 mean no limit.
-        pairs = ((parse_int(quota_text), parse_int(period_text)), v1)
-        quotas += [quota / period for quota, period in pairs if quota and period]
-    return min(quotas, default=None)
 
 
 def _read_memory_groups(root: Path) -> Iterator[tuple[int, int | None]]:

@@ -64,6 +64,21 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
     pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
     devices, why_no_nvml = _read_nvidia()
     flags = read_cpuinfo(root).get("flags")  # only x86 has the hypervisor flag
+    scheduler: dict[str, Any] = {}
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        scheduler = {"kind": "kubernetes", "pod": os.environ.get("HOSTNAME")}
+    for kind, names in reversed(SCHEDULERS.items()):
+        values = {key: os.environ.get(name) for key, name in names.items()}
+        if next(iter(values.values())):
+            scheduler = {"kind": kind, **values}
+    # Every sign of a container counts: one may be left over from an image.
+    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if os.environ.get(name)]
+    if container := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
+        seen.append((container, "variable container"))
+    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if os.access(root / name, os.F_OK)]
+    if manager := read_text(root / "run/systemd/container"):
+        seen.append((manager, "/run/systemd/container"))
+    signs = [f"{where} ({kind})" for kind, where in seen]
     facts = {
         "host": read_text(root / "proc/sys/kernel/hostname") or (platform.node() if here else None),
         "os": pretty.group(1) if pretty else (platform.platform(terse=True) if here else None),
@@ -75,8 +90,8 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
             "sys_vendor": read_text(root / "sys/class/dmi/id/sys_vendor"),
             "product_name": read_text(root / "sys/class/dmi/id/product_name"),
         },
-        "container": _read_container(root),
-        "scheduler": _read_scheduler(),
+        "container": {"kind": seen[0][0], "seen_by": signs} if seen else {},
+        "scheduler": scheduler,
         "nvml": why_no_nvml,
     }
     return {**_without_absent(facts), "devices": devices + _read_other_gpus(root)}
@@ -133,25 +148,6 @@ def read_cpu_model(root: Path = Path("/")) -> str | None:
     if not name and "CPU part" in info:
         name = f"implementer {info.get('CPU implementer', 'unknown')} part {info['CPU part']}"
     return name or (platform.processor() if root == Path("/") else None) or None
-
-
-def _read_container(root: Path) -> dict[str, Any]:
-    """Name the container we seem to be in, with every sign seen: one may be left over from an image."""
-    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if os.environ.get(name)]
-    if kind := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
-        seen.append((kind, "variable container"))
-    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if os.access(root / name, os.F_OK)]
-    if manager := read_text(root / "run/systemd/container"):
-        seen.append((manager, "/run/systemd/container"))
-    return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]} if seen else {}
-
-
-def _read_scheduler() -> dict[str, Any]:
-    for kind, keys in SCHEDULERS.items():
-        values = {key: os.environ.get(name) for key, name in keys.items()}
-        if next(iter(values.values())):
-            return {"kind": kind, **values}
-    return {"kind": "kubernetes", "pod": os.environ.get("HOSTNAME")} if "KUBERNETES_SERVICE_HOST" in os.environ else {}
 
 
 def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:

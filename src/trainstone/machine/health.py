@@ -87,20 +87,26 @@ def read_pressure(
     paths = root.glob(f"{kernel.CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
     throttles = [count for path in paths if (count := read_int(path)) is not None]
     load = re.match(r"\d+\.\d+", read_text(root / "proc/loadavg") or "", re.ASCII)
-    counters = {
-        "total": _to_seconds(ticks.total) if ticks else None,
-        "process": _to_seconds(ticks.process) if ticks else None,
-        "steal": _to_seconds(ticks.steal) if ticks else None,
-        "own": _to_seconds(sum(one.ticks + one.ended_children_ticks for one in ours)) if ours else None,
-        **{kind: _read_stall_seconds(root / "proc/pressure" / kind) for kind in ("cpu", "memory", "io")},
-        "quota": _read_quota_stops(root),
-        "throttles": sum(throttles) if throttles else None,
-    }
+    spent = {"total": ticks.total, "process": ticks.process, "steal": ticks.steal} if ticks else {}
+    spent |= {"own": sum(one.ticks + one.ended_children_ticks for one in ours)} if ours else {}
+    counters = {name: _to_seconds(count) for name, count in spent.items()}
+    for kind in ("cpu", "memory", "io"):  # the "some ... total=" of a pressure file counts microseconds
+        text = read_text(root / "proc/pressure" / kind) or ""
+        if match := re.search(r"^some .*total=(\d{1,18})$", text, re.ASCII | re.MULTILINE):
+            counters[kind] = int(match[1]) / 1e6
+    stops = [  # of our cgroup and its ancestors; the one worst off counts
+        stopped / units_per_second
+        for folder in kernel.cgroup_folders("cpu", root)
+        for key, units_per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9))  # v2, v1
+        if (stopped := kernel.read_keyed_int(folder / "cpu.stat", key)) is not None
+    ]
+    counters |= {"quota": max(stops)} if stops else {}
+    counters |= {"throttles": sum(throttles)} if throttles else {}
     return Pressure(
         monotonic_seconds=now(),
         num_cpus=ticks.num_cpus if ticks else None,
         loadavg_1min=float(load[0]) if load else None,
-        counters={name: count for name, count in counters.items() if count is not None},
+        counters=counters,
         governor=kernel.read_governor(root),
         others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
     )
@@ -140,11 +146,17 @@ def grade_noise(
             return None
         return min(100.0, 100 * grown[name] / of_seconds)
 
+    others_percent = None
+    measured = elapsed_seconds >= MIN_WINDOW_SECONDS and {"process", "own"} <= grown.keys()
+    if measured and before.num_cpus == after.num_cpus:
+        # A PID namespace hides other processes but not their time in /proc/stat. Interrupts are not counted. The
+        # kernel rounds the two sources differently, hence never below zero.
+        others_percent = max(0.0, 100 * (grown["process"] - grown["own"]) / elapsed_seconds)
     noise = Noise(
         grade="A",
         reasons=(),
         steal_percent=share("steal", grown.get("total", 0.0)),
-        others_percent=_share_of_others(grown, elapsed_seconds) if before.num_cpus == after.num_cpus else None,
+        others_percent=others_percent,
         pressure_percent=share("cpu"),
         memory_pressure_percent=share("memory"),
         io_pressure_percent=share("io"),
@@ -188,35 +200,8 @@ def _find_doubts(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[
     return doubts
 
 
-def _share_of_others(grown: Mapping[str, float], elapsed_seconds: float) -> float | None:
-    """Return the CPU time of processes that are not ours, in percent of one core.
-
-    A PID namespace hides other processes but not their time in /proc/stat. Interrupts are not counted. The kernel
-    rounds the two sources differently, hence never below zero.
-    """
-    if elapsed_seconds < MIN_WINDOW_SECONDS or not {"process", "own"} <= grown.keys():
-        return None
-    return max(0.0, 100 * (grown["process"] - grown["own"]) / elapsed_seconds)
-
-
 def _to_seconds(ticks: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _read_stall_seconds(path: Path) -> float | None:
-    """Return the "some ... total=" of a pressure file, which counts microseconds."""
-    match = re.search(r"^some .*total=(\d{1,18})$", read_text(path) or "", re.ASCII | re.MULTILINE)
-    return int(match[1]) / 1e6 if match else None
-
-
-def _read_quota_stops(root: Path) -> float | None:
-    """Return how long our cgroup, or the ancestor worst off, was stopped for want of CPU quota."""
-    stops = []
-    for folder in kernel.cgroup_folders("cpu", root):
-        for key, units_per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # v2, v1
-            stopped = kernel.read_keyed_int(folder / "cpu.stat", key)
-            stops += [] if stopped is None else [stopped / units_per_second]
-    return max(stops, default=None)
 
 
 def _read_processes(root: Path) -> dict[int, _Process]:

@@ -38,18 +38,17 @@ def list_interfaces() -> list[Interface]:
 def find_requested(name: str | None) -> Interface | None:
     """Return the interface that the recipe or the environment names; None: neither does."""
     here, source = list_interfaces(), "parallel.interface"
+    by_name = {one.name: one for one in reversed(here)}  # of several addresses the first
     if name is None:
         name, source = os.environ.get(GLOO, "").split(",")[0], GLOO
     if not name:
         # NCCL also takes beginnings of names, and names to exclude: only a whole name chooses one.
-        name = os.environ.get(NCCL, "").removeprefix("=").split(",")[0]
-        return next((one for one in here if one.name == name), None)
-    found = next((one for one in here if one.name == name), None)
-    if found is None:
+        return by_name.get(os.environ.get(NCCL, "").removeprefix("=").split(",")[0])
+    if name not in by_name:
         present = ", ".join(dict.fromkeys(f"{one.name} ({one.address})" for one in here)) or "none"
         state = "has no address or is down" if name in psutil.net_if_addrs() else "is not there"
         raise LaunchError(f"network interface {name} ({source}) {state}; there are: {present}", hint=HINT)
-    return found
+    return by_name[name]
 
 
 def find_route(host: str) -> Interface | None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,13 +86,8 @@ def begin_attempt(verb: str) -> None:
             f"on {name_host()} the launcher starts {ranks} ranks, and this one finds a world of {world}",
             hint="the engine's variables do not reach the ranks: in a container, is its MPI the one of the host?",
         )
-    try:
-        (run / FOLDER / FAILED.format(rank)).unlink(missing_ok=True)
-        if rank == 0:
-            for name in (CODE, CAUSE):
-                (run / FOLDER / name).unlink(missing_ok=True)
-    except OSError:
-        return  # the pre-flight says that the folder cannot be written, by host name
+    with suppress(OSError):  # the pre-flight says that the folder cannot be written, by host name
+        forget_attempt(run, rank)
 
 
 def end_with_parent(parent: int) -> None:
@@ -154,6 +150,8 @@ def read_failures(run: Path) -> list[Failure]:
     return sorted(found, key=lambda one: (one.echo, one.time_seconds))
 
 
-def forget_attempt(run: Path) -> None:
-    for path in [*(run / FOLDER).glob("failed-rank*.json"), run / FOLDER / CODE, run / FOLDER / CAUSE]:
+def forget_attempt(run: Path, rank: int | None = None) -> None:
+    """Remove what an attempt left; of a rank its failure, of rank 0 also how the run ended."""
+    failures = (run / FOLDER).glob("failed-rank*.json") if rank is None else [run / FOLDER / FAILED.format(rank)]
+    for path in [*failures, *([] if rank else [run / FOLDER / CODE, run / FOLDER / CAUSE])]:
         path.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 SWITCH = Path("/proc/sys/vm/drop_caches")
-EVERYTHING = "3"  # pages, directory entries and inodes: man 5 proc
 
 
 class CacheCleared(NamedTuple):
@@ -23,7 +22,7 @@ def clear_page_cache() -> CacheCleared:
     now = time.time()
     try:
         os.sync()  # pages not yet written cannot be forgotten
-        SWITCH.write_text(EVERYTHING)
+        SWITCH.write_text("3")  # pages, directory entries and inodes: man 5 proc
     except OSError as err:
         return CacheCleared(False, f"page cache not cleared: {SWITCH}: {err.strerror or err}", now)
     return CacheCleared(True, "page cache cleared", time.time())

@@ -97,36 +97,27 @@ def count_local_ranks() -> int:
 
 def read_meeting() -> Meeting:
     """Return where the ranks meet: MASTER_ADDR and MASTER_PORT, each else as Slurm or the MPI launcher imply it."""
-    names, port = find_launcher(), os.environ.get("MASTER_PORT")
-    host = os.environ.get("MASTER_ADDR") or find_host(names)
+    names, port, host = find_launcher(), os.environ.get("MASTER_PORT"), os.environ.get("MASTER_ADDR")
+    if not host:  # that of rank 0: the first of Slurm's list, or this one if all ranks are here
+        # mpirun starts its daemons on the other hosts by a step of their own, which lacks the first host.
+        hosts = list_step_hosts(NODE_LISTS[1:] if names == OPEN_MPI else NODE_LISTS)
+        if not hosts and not (names and os.environ.get(names.local_world) == os.environ[names.world]):
+            raise LaunchError("MASTER_ADDR is not set, and no launcher implies it", hint=SET_BOTH)
+        host = hosts[0] if hosts else LOOPBACK
     if port:
         if not (port.isdecimal() and 0 < int(port) < 65536):
             raise LaunchError(f"invalid MASTER_PORT={port}: expected a port from 1 to 65535")
         return Meeting(host, int(port))
-    job = name_job(names)
-    if job is None:
-        raise LaunchError("MASTER_PORT is not set, and no launcher implies it", hint=SET_BOTH)
-    return Meeting(host, FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS)
-
-
-def find_host(names: Variables | None) -> str:
-    """Return the host of rank 0: the first of Slurm's list, or this one if all ranks are here."""
-    # mpirun starts its daemons on the other hosts by a step of their own, which lacks the first host.
-    hosts = list_step_hosts(NODE_LISTS[1:] if names == OPEN_MPI else NODE_LISTS)
-    if hosts:
-        return hosts[0]
-    if names and os.environ.get(names.local_world) == os.environ[names.world]:
-        return LOOPBACK
-    raise LaunchError("MASTER_ADDR is not set, and no launcher implies it", hint=SET_BOTH)
-
-
-def name_job(names: Variables | None) -> str | None:
-    """Return a name that all ranks of this run share and other runs do not; None if the launcher gives none."""
+    # A name that all ranks of this run share and other runs do not.
     job = next((os.environ[name] for name in JOB_NAMES if os.environ.get(name)), None)
     slurm = os.environ.get("SLURM_JOB_ID")
     if names == OPEN_MPI:  # its ranks belong to different steps of a Slurm job
-        return job or slurm
-    return f"{slurm}.{os.environ.get('SLURM_STEP_ID', '')}" if slurm else job
+        job = job or slurm
+    elif slurm:
+        job = f"{slurm}.{os.environ.get('SLURM_STEP_ID', '')}"
+    if job is None:
+        raise LaunchError("MASTER_PORT is not set, and no launcher implies it", hint=SET_BOTH)
+    return Meeting(host, FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS)
 
 
 def list_step_hosts(variables: Sequence[str] = NODE_LISTS) -> list[str]:

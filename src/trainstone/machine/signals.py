@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 # Ctrl-C; what schedulers send before they end a job; a closed terminal.
@@ -32,9 +32,7 @@ class StopSignals:
         self._in_force.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._in_force.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)

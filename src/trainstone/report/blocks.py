@@ -3,7 +3,7 @@
 Plain text everywhere: escaping is the template's work, so a block never holds HTML.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,7 @@ class Facts:
 class Figure:
     """A chart (Vega-Lite, report/charts.py) with the sentence that tells it to who cannot see it, and its data."""
 
-    name: str
-    """For file names and anchors."""
+    name: str  # for file names and anchors
     title: str
     alt: str
     spec: dict[str, Any]
@@ -70,12 +69,9 @@ class Outline:
     width: float
     height: float
     text: str
-    look: str = ""
-    """How it is drawn: true, right or wrong; otherwise as a plain box."""
-    score: float | None = None
-    """How sure it is: in a gallery with min_score, less sure ones are hidden."""
-    tag: str = ""
-    """What stands on the picture, its first letter at tag_left, its base line at tag_base."""
+    look: str = ""  # how it is drawn: true, right or wrong; otherwise as a plain box
+    score: float | None = None  # how sure it is: in a gallery with min_score, less sure ones are hidden
+    tag: str = ""  # what stands on the picture, its first letter at tag_left, its base line at tag_base
     tag_left: float = 0.0
     tag_base: float = 0.0
 
@@ -90,13 +86,10 @@ class Picture:
     title: str
     note: str = ""
     outlines: Sequence[Outline] = ()
-    alt: str = ""
-    """What is to be seen; the title where there is nothing more to say."""
+    alt: str = ""  # what is to be seen; the title where there is nothing more to say
     num_true: int = 0
-    num_right: int = 0
-    """Right outlines that are shown at first."""
-    letter_height: float = 0.0
-    """Of tags, in the picture's pixels."""
+    num_right: int = 0  # right outlines that are shown at first
+    letter_height: float = 0.0  # of tags, in the picture's pixels
 
 
 @dataclass(frozen=True)
@@ -107,6 +100,11 @@ class Gallery:
     kind: str = "gallery"
 
 
+def keep_known(facts: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Return the rows of Facts: what has no value is left out."""
+    return [(name, text) for name, text in facts.items() if text]
+
+
 Block = Facts | Table | Figure | Code | Links | Findings | Prose | Gallery
 
 
@@ -115,5 +113,4 @@ class Section:
     id: str
     title: str
     blocks: Sequence[Block]
-    lead: str = ""
-    """One sentence that says what there is to see."""
+    lead: str = ""  # one sentence that says what there is to see

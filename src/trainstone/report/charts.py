@@ -2,21 +2,21 @@
 
 What a chart shows when its marks are pointed at is also its table and its text for readers who cannot see it.
 Colours are the page's CSS variables, so that a chart follows light, dark and print without being drawn again;
-for PNG, SVG and PDF report/figures.py puts the light theme's values in their place.
+for PNG, SVG and PDF report/page.py puts the light theme's values in their place.
 """
 
 import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import altair as alt
 
 from trainstone.report.blocks import Figure
 from trainstone.results.breakdown import shorten
 from trainstone.results.series import choose_evenly
-from trainstone.results.tables import Table
+from trainstone.results.tables import Table, is_number
 from trainstone.text import printable
 from trainstone.units import format_percent, format_seconds
 
@@ -28,8 +28,9 @@ DASHED = {"strokeDash": [5, 3], "strokeWidth": 1.5}
 LEFT: dict[str, Any] = {"minExtent": 62, "maxExtent": 62}
 """Room for the labels of a vertical axis: the same in all, so that panels stand exactly below each other."""
 SCALE_OPTIONS = ("type", "base", "domain", "nice", "zero", "padding")
-MANY_POINTS = 120
-"""Points of more rows would touch, and are drawn smaller."""
+OWN_COLOUR = alt.Color("colour:N", scale=None)  # each row names its colour
+NAME_HEIGHT = 42
+MANY_POINTS = 120  # points of more rows would touch, and are drawn smaller
 MOST_ROWS, MOST_NAMED = 40, 20
 """Of a chart's table, evenly chosen; of its text."""
 NAME_LENGTH, CELL_LENGTH, WHOLE_LENGTH = 36, 72, 600
@@ -37,6 +38,7 @@ NAME_LENGTH, CELL_LENGTH, WHOLE_LENGTH = 36, 72, 600
 
 Rows = list[dict[str, Any]]
 Layers = list[Any]
+Axis = TypeVar("Axis", alt.X, alt.Y)
 
 CONFIG: dict[str, Any] = {
     "background": "transparent",
@@ -61,10 +63,6 @@ CONFIG: dict[str, Any] = {
     "line": {"color": BLUE},
     "point": {"color": BLUE},
 }
-
-
-def values(rows: Rows) -> alt.Data:
-    return alt.Data(values=rows)  # type: ignore[no-untyped-call]
 
 
 def figure(
@@ -113,10 +111,6 @@ def show(cell: Any) -> str:
     return "" if cell is None else f"{cell:.4g}" if is_number(cell) else str(cell)
 
 
-def is_number(cell: Any) -> bool:
-    return isinstance(cell, int | float)
-
-
 def clean(value: Any) -> Any:
     """Make every text in a chart printable: host names and labels come from files. No number is NaN or infinite."""
     if isinstance(value, str):
@@ -156,16 +150,14 @@ def panels(stacked_panels: Sequence[Any]) -> Any:
 
 def across(title: str | None, field: str = "x", **options: Any) -> alt.X:
     """Return a horizontal axis; options are those of Vega-Lite's scale and of its axis, both by their names there."""
-    axis: alt.X = _make_axis(alt.X, title, field, {"labelOverlap": True, **options})
-    return axis
+    return _make_axis(alt.X, title, field, {"labelOverlap": True, **options})
 
 
 def up(title: str | None, field: str = "y", **options: Any) -> alt.Y:
-    axis: alt.Y = _make_axis(alt.Y, title, field, options)
-    return axis
+    return _make_axis(alt.Y, title, field, options)
 
 
-def _make_axis(channel: Any, title: str | None, field: str, options: dict[str, Any]) -> Any:
+def _make_axis(channel: type[Axis], title: str | None, field: str, options: dict[str, Any]) -> Axis:
     scale = {name: options.pop(name) for name in SCALE_OPTIONS if name in options}
     title = None if title is None else make_safe(title)
     return channel(f"{field}:Q", title=title, scale=alt.Scale(**scale), axis=alt.Axis(**options))
@@ -183,9 +175,9 @@ def another(axis: Any, field: str) -> Any:
     return copied
 
 
-def names_down(field: str = "what", *, limit: int = 180, **options: Any) -> alt.Y:
+def names_down(*, limit: int = 180, **options: Any) -> alt.Y:
     """Return a vertical axis of names, in the order of the rows."""
-    return alt.Y(f"{field}:N", title=None, sort=None, axis=alt.Axis(labelLimit=limit, **options))
+    return alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=limit, **options))
 
 
 def colours(kinds: Mapping[str, str], field: str = "what", *, legend: bool = True, **look: Any) -> alt.Color:
@@ -193,10 +185,6 @@ def colours(kinds: Mapping[str, str], field: str = "what", *, legend: bool = Tru
     scale = alt.Scale(domain=list(kinds), range=list(kinds.values()))
     shown = alt.Legend(**({"columns": 3, "labelLimit": 260} | look)) if legend else None
     return alt.Color(f"{field}:N", title=None, sort=list(kinds), scale=scale, legend=shown)
-
-
-OWN_COLOUR = alt.Color("colour:N", scale=None)
-"""Each row names its colour."""
 
 
 def tips(*fields: str, **titles: str) -> list[alt.Tooltip]:
@@ -207,7 +195,8 @@ def tips(*fields: str, **titles: str) -> list[alt.Tooltip]:
 
 def mark(kind: str, rows: Rows, look: Mapping[str, Any] | None = None, **channels: Any) -> Any:
     """Return one layer: marks of this kind, `look` for all, channels by row; those that are None are left out."""
-    drawn = getattr(alt.Chart(values(rows)), f"mark_{kind}")(**(look or {}))
+    data = alt.Data(values=rows)  # type: ignore[no-untyped-call]
+    drawn = getattr(alt.Chart(data), f"mark_{kind}")(**(look or {}))
     return drawn.encode(**{name: channel for name, channel in channels.items() if channel is not None})
 
 
@@ -215,14 +204,12 @@ def points(rows: Rows, size: float = 30, look: Mapping[str, Any] | None = None, 
     return mark("point", rows, {"filled": True, "size": size, "opacity": 1, **(look or {})}, **channels)
 
 
-def lines(
-    rows: Rows, *, size: float | None = None, width: float = 1.5, opacity: float = 1.0, **channels: Any
-) -> Layers:
+def lines(rows: Rows, *, size: float | None = None, width: float = 1.5, **channels: Any) -> Layers:
     """A line through the points of each colour or detail, and points, which have the tooltip."""
     pointed = {name: channel for name, channel in channels.items() if name != "detail"}
     drawn = {name: channel for name, channel in channels.items() if name != "tooltip"}
     size = size or (30 if len(rows) <= MANY_POINTS else 4)
-    line = mark("line", rows, {"strokeWidth": width, "opacity": opacity}, **drawn)
+    line = mark("line", rows, {"strokeWidth": width, "opacity": 1.0}, **drawn)
     return [line, points(rows, size, **pointed)]
 
 
@@ -233,29 +220,16 @@ def intervals(rows: Rows, x: alt.X, y: alt.Y, color: Any) -> Any:
     return mark("errorbar", known, look, x=x, y=another(y, "low"), y2="high:Q", color=color)
 
 
-def named_rules(marks: Mapping[str, float]) -> Layers:
-    """Dashed lines down the chart with their names, the first left of its line: close ones stay apart."""
-    rows: Rows = [{"x": at, "what": name} for name, at in marks.items()]
-    layers = [mark("rule", rows, {**DASHED, "color": ORANGE}, x="x:Q")] if rows else []
-    for number, row in enumerate(rows):
-        side: dict[str, Any] = {"align": "left", "dx": 3} if number else {"align": "right", "dx": -3}
-        layers.append(mark("text", [row], {"dy": 8, "y": 0, "color": ORANGE, **side}, x="x:Q", text="what:N"))
-    return layers
-
-
-NAME_HEIGHT = 42
-
-
 def dots(
-    rows: Rows, x: alt.X, *, step: int, tooltip: Sequence[Any] | None = None, color: Any = OWN_COLOUR, size: float = 80,
-    limit: int = 180, under: Sequence[Any] = (),
+    rows: Rows, x: alt.X, *, step: int, tooltip: Sequence[Any] | None = None, size: float = 80, limit: int = 180,
+    under: Sequence[Any] = (),
 ) -> Any:  # fmt: skip
-    """A named line for each row: its point x, and its interval from low to high where it has one."""
+    """A named line for each row: its point x, and its interval from low to high where it has one; in its own colour."""
     y = names_down(limit=limit)
     layers = [*under]
     if known := [row for row in rows if "low" in row]:
-        layers.append(mark("rule", known, {"strokeWidth": 3}, y=y, x=another(x, "low"), x2="high:Q", color=color))
-    layers.append(points(rows, size, y=y, x=x, color=color, tooltip=tooltip or tips(what="name", told=x["title"])))
+        layers.append(mark("rule", known, {"strokeWidth": 3}, y=y, x=another(x, "low"), x2="high:Q", color=OWN_COLOUR))
+    layers.append(points(rows, size, y=y, x=x, color=OWN_COLOUR, tooltip=tooltip or tips(what="name", told=x["title"])))
     return layered(layers, height_of(len(rows), step))
 
 

@@ -1,38 +1,30 @@
 """A run's page: sections built from what the run has, rendered into one file that works without a network.
 
 A later kind of run fits in by a file in report/sections/ with `build(view) -> Section | None` and a line below.
+The scripts that draw charts (Vega, Vega-Lite, vega-embed) come with vl-convert-python, nothing is fetched; it also
+draws charts as PNG, SVG or PDF files for papers, without a browser.
 """
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from functools import partial
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import jinja2
+import vl_convert
 from markupsafe import Markup
 
 from trainstone import __version__
 from trainstone.errors import ResultError
-from trainstone.files import write_atomically
+from trainstone.files import cache_folder, write_atomically
 from trainstone.report.blocks import Figure, Section
-from trainstone.report.sections import comparison as comparison_section
-from trainstone.report.sections import (
-    convergence,
-    data_bench,
-    facts,
-    profile,
-    quality,
-    roofline,
-    speed,
-    sweep,
-    timeline,
-    training,
-)
-from trainstone.report.vega import load_scripts
+from trainstone.report.sections import data_bench, facts, profile, quality, speed, sweep, timeline, training
 from trainstone.report.view import RunView, read_view
 from trainstone.results.schema import Comparison
 from trainstone.results.summary import describe_setting
@@ -40,7 +32,7 @@ from trainstone.text import printable
 
 # In the order of the page; a section without data is left out.
 SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
-    comparison_section.build,
+    sweep.build_comparison,
     sweep.build,
     speed.build_headline,
     data_bench.build_overview,
@@ -53,11 +45,11 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     profile.build_operators,
     profile.build_kernels,
     profile.build_lanes,
-    roofline.build,
+    profile.build_roofline,
     profile.build_cores,
     training.build,
     quality.build,
-    convergence.build,
+    training.build_convergence,
     training.build_runs,
     speed.build_feeding,
     timeline.build,
@@ -74,6 +66,13 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     facts.build_unmeasured,
 )
 PAGE_NAME = "report.html"
+SCRIPTS_END = "window.vegaEmbed="  # what a page calls: the bundle is all there when it ends by handing it out
+FIGURE_WIDTH = 640
+DRAW: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
+    "svg": vl_convert.vegalite_to_svg,
+    "png": partial(vl_convert.vegalite_to_png, scale=2.0),
+    "pdf": vl_convert.vegalite_to_pdf,
+}
 log = logging.getLogger(__name__)
 
 
@@ -84,8 +83,7 @@ class Page:
     verdict: str
     sections: Sequence[Section]
     setting: str = ""
-    wide: bool = False
-    """For tables of many columns."""
+    wide: bool = False  # for tables of many columns
 
     @property
     def figures(self) -> list[Figure]:
@@ -123,14 +121,8 @@ def build_page(view: RunView) -> Page:
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    lead = "How many times as fast A is as B, with the 95 % interval."
-    page = Page(
-        title="trainstone: comparison",
-        about="comparison",
-        verdict=comparison.verdict,
-        sections=[comparison_section.describe(comparison, lead)],
-    )
-    write_page(page, path)
+    section = sweep.describe_comparison(comparison, "How many times as fast A is as B, with the 95 % interval.")
+    write_page(Page("trainstone: comparison", "comparison", comparison.verdict, [section]), path)
 
 
 def write_page(page: Page, target: Path) -> None:
@@ -149,8 +141,7 @@ def render(page: Page, scripts: str) -> str:
         finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["as_json"] = as_json
-    environment.filters["unquote"] = unquote
+    environment.filters |= {"as_json": as_json, "unquote": unquote}
     return environment.get_template("page.html.j2").render(
         page=page,
         version=__version__,
@@ -168,3 +159,46 @@ def as_json(value: Any) -> Markup:
     """Return JSON that cannot end the <script> it stands in."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def load_scripts() -> str:
+    """Return the chart scripts, safe between <script> and </script>; making them takes seconds, so they are kept."""
+    path = cache_folder() / f"vega-{metadata.version('vl-convert-python')}.js"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    if SCRIPTS_END not in text[-2000:]:
+        text = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
+        if SCRIPTS_END not in text[-2000:]:
+            raise ResultError("vl-convert made no chart scripts", hint="pip install --upgrade vl-convert-python")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+        except OSError as err:
+            log.info("chart scripts not kept in %s: %s", path, err)
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def export_figures(figures: Sequence[Figure], folder: Path, kind: str) -> list[Path]:
+    """Write every chart to folder/<name>.<kind>, on white in the light theme's colours; return the files."""
+    light = read_template("style.css").partition(":root {")[2].partition("}")[0]
+    colours = dict(re.findall(r"(--[a-z0-9-]+): ([^;]+);", light))
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in figures:
+            text = json.dumps(figure.spec)
+            for name, value in colours.items():
+                text = text.replace(f"var({name})", value)
+            spec = json.loads(text.replace('"width": "container"', f'"width": {FIGURE_WIDTH}'))
+            spec["config"] |= {"background": "white", "font": "DejaVu Sans, Arial, sans-serif"}
+            written.append(folder / f"{figure.name}.{kind}")
+            try:
+                drawn = DRAW[kind](spec)
+                written[-1].write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
+            except ValueError as err:
+                raise ResultError(f"chart {figure.name} cannot be drawn as {kind}: {err}") from err
+    except OSError as err:
+        raise ResultError(f"cannot write figures into {folder}: {err.strerror or err}") from err
+    return written

@@ -1,4 +1,4 @@
-"""The tables of a result, made once: the terminal prints them (cli/tables.py), the page draws them (report/).
+"""The tables of a result, made once: the terminal prints them (cli/summary.py), the page draws them (report/).
 
 Cells are text as people read it; making it printable or escaping it is the work of who shows it.
 """

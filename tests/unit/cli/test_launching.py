@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import drain
 from trainstone.cli import launch as launching
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, DataError, LaunchError, ResultError, TrainstoneError
 from trainstone.launch import aftermath, supervisor
@@ -32,12 +33,7 @@ def follow(
     monkeypatch.setattr(aftermath, "settle", settle)
     signals = StopSignals()
     signals.received = asked
-    going = launching.run_attempts(PLAN, run, signals)
-    while True:
-        try:
-            next(going)
-        except StopIteration as end:
-            return end.value
+    return drain(launching.run_attempts(PLAN, run, signals))[1]
 
 
 def test_ranks_start_again_after_a_death_and_what_was_left_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

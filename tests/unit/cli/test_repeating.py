@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from made_repeated import make_child, write_repeated
+from made_learning import make_child, write_repeated
 from made_results import write_run
 from trainstone.cli.eval import refuse_repeated
-from trainstone.cli.repeating import plan_runs, tell_commands
+from trainstone.cli.train import list_commands, plan_runs
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, DataError
 
@@ -23,14 +23,14 @@ def test_one_run_is_no_plan(tmp_path: Path):
 def test_runs_begin_at_the_recipes_seed():
     plan = plan_runs(CONFIG, None, 3, strict=True, changed=True)
     assert (list(plan.seeds), plan.strict) == ([5, 6, 7], True)
-    assert [command.split()[-1] for command in tell_commands(plan, CONFIG, None)] == ["5", "6", "7"]
+    assert [command.split()[-1] for command in list_commands(plan, CONFIG, None)] == ["5", "6", "7"]
 
 
 def test_a_run_that_is_resumed_has_its_plan(tmp_path: Path):
     path = write_repeated(tmp_path, (40.0, 41.0), num_runs=3)
     plan = plan_runs(CONFIG, path, 1, strict=False, changed=False)
     assert list(plan.seeds) == [7, 8, 9]
-    (command,) = tell_commands(plan, CONFIG, path)
+    (command,) = list_commands(plan, CONFIG, path)
     assert command.endswith(f"train {path}/config.toml --out {path}/points --seed 9")
     with pytest.raises(ConfigError, match="--resume cannot change it"):
         plan_runs(CONFIG, path, 1, strict=False, changed=True)

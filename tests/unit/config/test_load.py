@@ -22,16 +22,11 @@ batch_size = 64
 """
 
 
-@pytest.mark.parametrize("name", list_shipped("recipes"))
-def test_shipped_recipes_are_whole(name: str):
-    config = load_config(name)
-    assert config.name == name
-    assert config.summary
-
-
-def test_shipped_systems_are_whole():
-    names = list_shipped("systems")
-    assert [load_system(name).name for name in names] == names
+def test_shipped_recipes_and_systems_are_whole():
+    for kind, load in (("recipes", load_config), ("systems", load_system)):
+        found = {name: load(name) for name in list_shipped(kind)}
+        assert found
+        assert [name for name, one in found.items() if one.name != name or not one.summary] == []
 
 
 def test_a_resolved_file_gives_the_same_config(tmp_path: Path):
@@ -52,26 +47,12 @@ def test_set_beats_flags_beats_system_beats_recipe(tmp_path: Path):
     assert (both.system, both.nodes, both.devices_per_node) == ("lab-4gpu", 1, 4)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a.b=3", 3),
-        ("a.b=0.5", 0.5),
-        ("a.b=true", True),
-        ("a.b=fp32", "fp32"),
-        ('a.b="x y"', "x y"),
-        ("a.b=cuda:1", "cuda:1"),
-        ("a.b=007", "007"),
-    ],
-)
-def test_setting_values_are_toml_and_bare_words_text(text: str, value: object):
-    assert parse_setting(text) == ("a.b", value)
-
-
-@pytest.mark.parametrize("text", ["a.b", "=3", "a.b=", "a.b=[1,", "a.b=x y", f"a.b={'9' * 5000}"])
-def test_settings_that_are_none(text: str):
-    with pytest.raises(ConfigError, match=r"is not KEY=VALUE|is not a TOML value|cannot be read"):
-        parse_setting(text)
+def test_setting_values_are_toml_and_bare_words_text():
+    values = {"3": 3, "0.5": 0.5, "true": True, "fp32": "fp32", '"x y"': "x y", "cuda:1": "cuda:1", "007": "007"}
+    assert {text: parse_setting(f"a.b={text}") for text in values} == {text: ("a.b", values[text]) for text in values}
+    for text in ("a.b", "=3", "a.b=", "a.b=[1,", "a.b=x y", f"a.b={'9' * 5000}"):
+        with pytest.raises(ConfigError, match=r"is not KEY=VALUE|is not a TOML value|cannot be read"):
+            parse_setting(text)
 
 
 @pytest.mark.parametrize(
@@ -123,15 +104,11 @@ def test_recipes_that_cannot_be_read_are_refused(
         load_config("resnet50", system="dgx")
 
 
-def test_the_hash_is_of_what_is_executed():
+def test_every_key_is_documented_and_the_hash_is_of_what_is_executed():
+    assert [key for key, allowed, _, meaning in list_keys() if not meaning or not allowed] == []
     base = load_config("resnet50")
     assert hash_config(base) == hash_config(load_config("resnet50", flags={"seed": 9, "measure.seconds": 5}))
     assert hash_config(base) != hash_config(load_config("resnet50", settings=["train.batch_size=8"]))
-
-
-def test_every_key_is_documented():
-    undocumented = [key for key, allowed, _, meaning in list_keys() if not meaning or not allowed]
-    assert not undocumented
 
 
 RECIPE = """
@@ -151,9 +128,13 @@ epochs = 1.0
 """
 
 
-def test_defects_are_the_recipes_own_and_only_on_demand(tmp_path: Path):
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
     (tmp_path / "r.toml").write_text(RECIPE)
-    recipe = str(tmp_path / "r.toml")
+    return str(tmp_path / "r.toml")
+
+
+def test_defects_are_the_recipes_own_and_only_on_demand(tmp_path: Path, recipe: str):
     assert (load_config(recipe).stop.epochs, load_config(recipe).seed) == (90.0, 0)
     wrong = load_config(recipe, settings=["original_defects=true"])
     assert (wrong.stop.epochs, wrong.seed, wrong.original_defects) == (1.0, 7, True)
@@ -162,24 +143,15 @@ def test_defects_are_the_recipes_own_and_only_on_demand(tmp_path: Path):
     (tmp_path / "config.toml").write_text(write_toml(own))
     assert load_config(str(tmp_path / "config.toml")) == own
     assert own.stop.epochs == 3.0
-
-
-def test_defects_without_an_original_are_refused():
     with pytest.raises(ConfigError, match="recipe resnet50 brings no original back"):
         load_config("resnet50", settings=["original_defects=true"])
 
 
-def test_what_is_asked_for_by_name_no_machine_adapts(tmp_path: Path):
-    (tmp_path / "r.toml").write_text(RECIPE)
-    recipe = str(tmp_path / "r.toml")
+def test_what_is_asked_for_by_name_no_machine_adapts(recipe: str):
     assert load_config(recipe).train.adapt == ("batch_size", "precision")
     assert load_config(recipe, settings=["train.batch_size=8"]).train.adapt == ("precision",)
     assert load_config(recipe, flags={"train.precision": "fp32"}).train.adapt == ("batch_size",)
-
-
-def test_a_flag_of_none_takes_a_key_away(tmp_path: Path):
-    (tmp_path / "r.toml").write_text(RECIPE)
-    config = load_config(str(tmp_path / "r.toml"), flags={"measure.seconds": 5.0, "measure.iterations": None})
+    config = load_config(recipe, flags={"measure.seconds": 5.0, "measure.iterations": None})  # None takes a key away
     assert (config.measure.seconds, config.measure.iterations) == (5.0, None)
 
 

@@ -17,17 +17,17 @@ from old_lines import (
     MLPERF_SYSTEMS,
     SC22,
     SC22_SCRIPT,
-    SSD_EXTRA,
-    SSD_NAMES,
+    SSD_SYSTEMS,
     TBD_LINE,
     WMLCE,
     WMLCE_JOB,
     mlperf_words,
+    parse_command,
+    parse_told,
     ssd_config,
     ssd_program,
 )
-from parsed_command import parse_told
-from trainstone.config.load import list_keys, load_config
+from trainstone.config.load import flatten, list_keys, load_config
 from trainstone.config.old.line import PROGRAM, Geometry, read_launcher, read_line, read_table
 from trainstone.config.old.translate import ORIGINALS, Translation, read_key, translate, write_file
 from trainstone.config.schema import Config
@@ -85,7 +85,7 @@ def write_mlperf(system: str) -> str:
         ("mlperf-resnet50", [*MLPERF_PROGRAM, "--data-train", "/d/a.rec"], "resnet50-mlperf", "dgxa100", files("/d")),
         *(
             ("mlperf-ssd", ssd_program(s), "ssd300-mlperf", s, {**files("/data/coco2017"), "model.pretrained": w})
-            for s in SSD_EXTRA
+            for s in SSD_SYSTEMS
             for w in ["/pretrained/mxnet/resnet34-333f7ec4.pickle"]
         ),
     ],
@@ -101,28 +101,26 @@ def test_file_of_mlperf_is_its_system_by_text_name_and_source(system: str):
         assert tell("mlperf-resnet50", words).config == load_config("resnet50-mlperf", system=system)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_what_is_set_before_the_program_of_mlperf_is_read():
+    write_mlperf("a30-1x2")
+    for words in (
         ["source config_MINE.sh; mpirun --np 2 ./run_and_time.sh"],
         [". ./config_MINE.sh\nmpirun --allow-run-as-root --bind-to none --np 2 ./run_and_time.sh"],
         ["source", "config_MINE.sh", "&&", "mpirun", "--np", "2", "./run_and_time.sh"],
         [*mlperf_words("a30-1x2")[:-2], *["mpirun", "--bind-to", "none", "--np", "2", "./run_and_time.sh"]],
-    ],
-)
-def test_what_is_set_before_the_program_of_mlperf_is_read(words: list[str]):
-    write_mlperf("a30-1x2")
-    assert tell("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
+    ):
+        assert tell("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
 
 
-@pytest.mark.parametrize("system", SSD_EXTRA)
+@pytest.mark.parametrize("system", SSD_SYSTEMS)
 @pytest.mark.parametrize("form", ["./{}", "SYSTEM", "SYSTEM run_and_time.sh", "source {}; ./run_and_time.sh"])
 @pytest.mark.parametrize("there", [False, True])
 def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str, there: bool):
-    file = f"config_{SSD_NAMES[system]}.sh"
+    name = SSD_SYSTEMS[system][0]
+    file = f"config_{name}.sh"
     if there:
         Path(file).write_text(f"{ssd_config(system)}\nexport WALLTIME_MINUTES=30\n")
-    line = form.format(file).replace("SYSTEM", f"SYSTEM={SSD_NAMES[system]}")
+    line = form.format(file).replace("SYSTEM", f"SYSTEM={name}")
     told = tell("mlperf-ssd", [line] if ";" in line else line)
     assert told.config == load_config("ssd300-mlperf", system=system)
     assert has(told, "WALLTIME=") if there else has(told, f"{file}: the original's own")
@@ -157,15 +155,9 @@ def test_script_is_read_where_it_is(original: str, name: str, text: str, keys: d
 
 def changed(original: str, base: str, flags: str) -> dict[str, Any]:
     """What flags change of what a line without them is."""
-    before, after = (tell(original, f"{base} {more}").config.model_dump() for more in ("", flags))
-    found = {}
-    for key, value in after.items():
-        if isinstance(value, dict):
-            found |= {f"{key}.{inner}": v for inner, v in value.items() if v != before[key][inner]}
-        elif value != before[key]:
-            found[key] = value
-    found.pop("train.adapt", None)  # what is requested is not adapted
-    return found
+    before, after = (dict(flatten(tell(original, f"{base} {more}").config.model_dump())) for more in ("", flags))
+    # What is requested is not adapted.
+    return {key: value for key, value in after.items() if value != before.get(key) and key != "train.adapt"}
 
 
 BASES = {
@@ -370,18 +362,15 @@ def test_several_runs_on_several_devices_are_a_loop():
     assert "--runs" not in told.command + told.file_command
 
 
-@pytest.mark.parametrize(
-    ("line", "command", "with_file"),
-    [
+def test_evaluation_has_a_command_for_weights_of_other_tools():
+    for line, command, with_file in (
         ("--mode=evaluate --batch_size 64", " --data /d --set eval.batch_size=64", ""),
         ("--mode=predict --to_predict a.jpg", " --predict a.jpg", " --predict a.jpg"),
         ("--mode=inference_benchmark", " --data /d --bench", " --data /d --bench"),
-    ],
-)
-def test_evaluation_has_a_command_for_weights_of_other_tools(line: str, command: str, with_file: str):
-    told = tell("wmlce", f"{line} --data_dir /d --precision fp16")
-    assert told.command == f"trainstone eval CHECKPOINT{command}"
-    assert told.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
+    ):
+        told = tell("wmlce", f"{line} --data_dir /d --precision fp16")
+        assert told.command == f"trainstone eval CHECKPOINT{command}"
+        assert told.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
 
 
 # Notes and mistakes
@@ -575,21 +564,13 @@ LINES = [
 
 def run_command(command: str) -> Config:
     """Load what a command would: recipe, --system, the short flags, each --set."""
-    words = shlex.split(command)
-    keys = {"--data": "data.root", "--seed": "seed", "--device": "device"}
-    keys["--iterations"] = "measure.iterations" if words[1] == "bench" else "stop.steps"
-    flags: dict[str, Any] = {}
-    system, changes = None, []
-    for word, value in zip(words[3:], [*words[4:], ""], strict=True):
-        if word in keys:
-            flags[keys[word]] = int(value) if word in ("--seed", "--iterations") else value
-        elif word == "--set":
-            changes.append(value)
-        elif word == "--system":
-            system = value
+    params = parse_command(command)
+    steps = "measure.iterations" if command.startswith("trainstone bench") else "stop.steps"
+    keys = {"data": "data.root", "seed": "seed", "device": "device", "iterations": steps}
+    flags = {key: params[name] for name, key in keys.items() if params.get(name) is not None}
     if "data.root" in flags:
-        flags["data.source"] = "files"
-    return load_config(words[2], system=system, flags=flags, settings=changes)
+        flags |= {"data.root": str(flags["data.root"]), "data.source": "files"}
+    return load_config(params["recipe"], system=params["system"], flags=flags, settings=params["settings"])
 
 
 @pytest.mark.parametrize(("original", "words"), LINES)
@@ -607,7 +588,7 @@ def test_file_and_command_are_the_configuration(original: str, words: list[str])
             st.tuples(st.just("--batch_size"), st.integers(1, 512).map(str)),
             st.tuples(st.just("--lr_init"), st.floats(0.001, 10).map(str)),
             st.tuples(st.sampled_from(["--use_dali", "--use_xla", "--use_cosine_lr", "--nouse_xla"])),
-            st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="$`")).map("--data_dir=/a".__add__)),
+            st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="$`\0")).map("--data_dir=/a".__add__)),
             st.tuples(st.just("--mode"), st.sampled_from(["train", "training_benchmark"])),
         )
     )
@@ -620,17 +601,13 @@ def test_any_line_gives_a_command_that_is_its_configuration(parts: list[tuple[st
 
 def test_file_brings_the_defects_back_on_demand():
     Path("mine.toml").write_text(write_file(tell("wmlce", WMLCE)))
-    assert load_config("./mine.toml").schedule.warm_up_offset
-    wrong = load_config("./mine.toml", settings=["original_defects=true"])
-    assert not wrong.schedule.warm_up_offset
-    assert wrong.eval.drop_rest
+    right, wrong = (load_config("./mine.toml", settings=more) for more in ([], ["original_defects=true"]))
+    assert (right.schedule.warm_up_offset, wrong.schedule.warm_up_offset, wrong.eval.drop_rest) == (True, False, True)
 
 
 def test_nothing_of_a_line_gets_out_of_the_comment():
-    for words in (
-        [f"--export_dir={EVIL}", "--batch_size", "4"],
-        ["--batch_size 4 # \x1b[31m\n# name = 'x'\r\u2028b = 1"],
-    ):
+    text = "--batch_size 4 # \x1b[31m\n# name = 'x'\r\u2028b = 1"
+    for words in ([f"--export_dir={EVIL}", "--batch_size", "4"], [text]):
         with suppress(ConfigError):
             text = write_file(tell("wmlce", words))
             assert not hidden(text)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from damage import real_data
-from made_archives import make_tar, write_files
-from made_coco import make_instances
-from made_coco import make_set as make_coco
+from made_archives import make_instances, make_tar, write_files
+from made_archives import make_set as make_coco
 from small_sets import (
     BOXES,
     JPEGS,

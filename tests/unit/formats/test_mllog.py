@@ -95,18 +95,17 @@ def test_the_torn_last_line_of_a_killed_run_is_called_that(tmp_path: Path):
 
 
 def test_too_many_events_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mllog, "MAX_EVENTS", 3)
     (tmp_path / "a.txt").write_text(f"{LINE}\n" * 4)
+    monkeypatch.setattr(mllog, "MAX_EVENTS", 4)
+    assert len(read_mllog(tmp_path / "a.txt")) == 4
+    monkeypatch.setattr(mllog, "MAX_EVENTS", 3)
     with pytest.raises(DataError, match="more than 3 MLPerf events"):
         read_mllog(tmp_path / "a.txt")
 
 
-def test_a_line_without_event_type_or_metadata_is_read():
+def test_lines_of_06_and_those_without_event_type_or_metadata_are_read():
     line = ':::MLLOG {"namespace": "main", "time_ms": 12.5, "key": "run_stop", "value": null}'
     assert parse_line(line) == Event("run_stop", None, "INTERVAL_END", 12, {}, "main")
-
-
-def test_lines_of_06():
     line = ':::MLL 1558570845.3 block_start: {"value": null, "metadata": {"first_epoch_num": 1, "file": "train.py"}}'
     metadata = {"first_epoch_num": 1, "file": "train.py"}
     assert parse_line(line) == Event("block_start", None, "INTERVAL_START", 1558570845300, metadata)

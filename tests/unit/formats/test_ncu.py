@@ -3,32 +3,24 @@ from pathlib import Path
 import pytest
 
 import made_ncu
-from damage import real_data
+from damage import real_data, write
 from made_ncu import AFTER, BEFORE, CYCLES, FMA, KERNELS, LONG_COLUMNS, SFU, make_long, make_wide
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.ncu import Metric, NcuFile, NcuKernel, read_ncu
 
 
-def write(folder: Path, text: str | bytes) -> Path:
-    path = folder / "cores.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
-def read(folder: Path, text: str | bytes) -> NcuFile:
-    return read_ncu(write(folder, text))
-
-
-def number(text: str) -> float:
-    return float(text.replace(",", ""))
+def read(folder: Path, text: str | bytes, wanted: set[str] | None = None) -> NcuFile:
+    return read_ncu(write(folder / "cores.csv", text.encode() if isinstance(text, str) else text), wanted)
 
 
 def is_expected(kernels: tuple[NcuKernel, ...]) -> bool:
     got = {
         kernel.id: (kernel.name, {name: metric.value for name, metric in kernel.metrics.items()}) for kernel in kernels
     }
-    expected = {key: (name, {m: number(v) for m, v in metrics.items()}) for key, (name, metrics) in KERNELS.items()}
-    return got == expected
+    return got == {
+        key: (name, {metric: float(value.replace(",", "")) for metric, value in metrics.items()})
+        for key, (name, metrics) in KERNELS.items()
+    }
 
 
 def one(folder: Path, metric: str, value: str, unit: str = "") -> Metric | None:
@@ -97,7 +89,7 @@ def test_text_is_not_a_metric(tmp_path: Path, value: str):
 )
 def test_numbers_of_other_locales_are_refused(tmp_path: Path, value: str):
     with pytest.raises(DataError, match=r"cores.csv, line 2: a: .* is a number of another locale") as caught:
-        read_ncu(write(tmp_path, make_long({0: ("k", {"a": value, "b": "1"})})), {"b"})
+        read(tmp_path, make_long({0: ("k", {"a": value, "b": "1"})}), {"b"})
     assert "LC_ALL=C" in (caught.value.hint or "")
 
 
@@ -118,11 +110,9 @@ def test_kernels_belong_to_their_process_and_run(tmp_path: Path, text: str, expe
     assert is_expected(kernels[3:])
 
 
-NOT_QUOTED = "output\nID,Kernel Name,Metric Name,Metric Unit,Metric Value\n0,relu,a.sum,inst,2.5\n1,2\n"
-
-
 def test_rows_need_not_be_quoted(tmp_path: Path):
-    kernels = read(tmp_path, NOT_QUOTED + '1,"f(int, int)",a.sum,Kinst,"1,002.5"\n').kernels
+    text = "output\nID,Kernel Name,Metric Name,Metric Unit,Metric Value\n0,relu,a.sum,inst,2.5\n1,2\n"
+    kernels = read(tmp_path, text + '1,"f(int, int)",a.sum,Kinst,"1,002.5"\n').kernels
     assert [(kernel.id, kernel.name, kernel.metrics) for kernel in kernels] == [
         (0, "relu", {"a.sum": Metric(2.5, "inst")}),
         (1, "f(int, int)", {"a.sum": Metric(1002500, "inst")}),
@@ -140,8 +130,8 @@ def test_a_metric_that_sections_repeat_is_read_once_and_rules_have_none(tmp_path
 
 
 def test_only_what_is_wanted_is_kept(tmp_path: Path):
-    path = write(tmp_path, make_wide())
-    assert [set(kernel.metrics) for kernel in read_ncu(path, {SFU, CYCLES}).kernels] == [{SFU, CYCLES}] * 3
+    kernels = read(tmp_path, make_wide(), {SFU, CYCLES}).kernels
+    assert [set(kernel.metrics) for kernel in kernels] == [{SFU, CYCLES}] * 3
 
 
 ROW = make_long().splitlines()[1]
@@ -205,7 +195,7 @@ def test_a_missing_permission_is_the_machines_fault(tmp_path: Path):
         assert "NVreg_RestrictProfilingToAdminUsers=0" in (caught.value.hint or "")
 
 
-def test_a_real_file_of_a_v100_is_read_whole():
+def test_real_files_with_and_without_processes_are_read_whole():
     file = read_ncu(real_data("profilers/ncu/v100_cutlass_gemm_ncu.csv"))
     assert [(kernel.process, kernel.id) for kernel in file.kernels] == [(24103, number) for number in range(11)]
     assert {len(kernel.metrics) for kernel in file.kernels} == {15}
@@ -213,9 +203,6 @@ def test_a_real_file_of_a_v100_is_read_whole():
     assert last.name == "void cutlass::Kernel<cutlass_70_tensorop_s884gemm_f16_128x128_nn_align8>(T1::Params)"
     assert last.metrics["sm__cycles_elapsed.avg"] == Metric(224198002.15, "cycle")
     assert last.metrics["sm__inst_executed_pipe_tensor.sum"] == Metric(33554432000, "inst")
-
-
-def test_a_real_file_without_processes_is_read_whole():
     (kernel,) = read_ncu(real_data("profilers/ncu/rtx2080ti_sgemm_3136x64x64.metrics.csv")).kernels
     assert (kernel.process, kernel.id, kernel.name) == (None, 0, "volta_sgemm_32x128_nn")
     assert kernel.metrics[CYCLES] == Metric(14120, "cycle")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from flows import drain, follow
-from made_repeated import FIRST_SEED, make_child
+from made_learning import FIRST_SEED, make_child
 from made_results import make_result, write_run
 from nursery import wait_until
 from trainstone.config.load import load_config, write_toml
@@ -24,6 +24,7 @@ from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Repeated
 from trainstone.results.store import RunFolder, create_run, lock_run, read_result, reopen_run
+from trainstone.train.lifecycle import Lifecycle
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -35,10 +36,6 @@ FAILURE = (
 
 def python(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program, *arguments]
-
-
-def run_to_end(program: str, folder: Path) -> tuple[list[str], ChildEnd]:
-    return drain(child_runs.run_child(ChildRun("x", python(program), folder), StopSignals()))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -90,27 +87,23 @@ def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch
     assert ended.output in ("TERM\n", "TERM\nTERM\n")  # once by us, once at the end
 
 
-def test_child_that_ends_well_has_no_error(tmp_path: Path):
-    program = (
-        "import os; run = os.environ['TRAINSTONE_RUN']; open(run + '/launch/progress.txt', 'a').write('step 7\\n'); "
-        "print('done')"
-    )
-    lines, end = run_to_end(program, tmp_path / "points/a")
-    assert (lines, end) == (["x · step 7"], ChildEnd(0))
-    assert (tmp_path / "points/a/launch/output.log").read_text() == "done\n"
-
-
 @pytest.mark.parametrize(
     ("program", "code", "kind", "message"),
     [
+        ("import os; run = os.environ['TRAINSTONE_RUN']; open(run + '/launch/progress.txt', 'a').write('step 7\\n'); "
+         "print('done')", 0, None, ""),
         (f"import os; open(os.environ['TRAINSTONE_RUN'] + '/launch/failed-rank0000.json', 'w').write('''{FAILURE}'''); "
          "raise SystemExit(3)", 3, DataError, "no images"),
         ("import sys; print('what it said'); sys.exit(6)", 6, RunError, "ended with exit code 6: what it said"),
         ("import os; os.kill(os.getpid(), 9)", -9, LaunchError, "was ended by SIGKILL"),
     ],
 )  # fmt: skip
-def test_child_that_fails_is_explained(tmp_path: Path, program: str, code: int, kind: type, message: str):
-    _, end = run_to_end(program, tmp_path)
+def test_child_that_fails_is_explained(tmp_path: Path, program: str, code: int, kind: type | None, message: str):
+    lines, end = drain(child_runs.run_child(ChildRun("x", python(program), tmp_path / "points/a"), StopSignals()))
+    if kind is None:
+        assert (lines, end) == (["x · step 7"], ChildEnd(0))
+        assert (tmp_path / "points/a/launch/output.log").read_text() == "done\n"
+        return
     assert (end.code, type(end.error), end.error.message) == (code, kind, message)
     with pytest.raises(kind, match=f"run 1: {message}"):
         end.check("run 1")
@@ -141,13 +134,17 @@ def test_resumed_parent_waits_for_a_leftover_child(monkeypatch, tmp_path: Path):
         stdout=subprocess.PIPE,
     )  # fmt: skip
     assert holder.stdout is not None
+
+    def wait(life: Lifecycle) -> Iterator[Progress]:
+        yield from child_runs.run_children(life, [], lambda *_: None)
+
     with holder:
         holder.stdout.readline()
-        phases = {progress.phase for progress in follow(child_runs.wait_for_leftovers, config, run)}
+        phases = {progress.phase for progress in follow(wait, config, run)}
     assert phases == {"waiting for the end of left"}
     monkeypatch.setattr(child_runs, "LEFTOVER_SECONDS", 0.0)
     with lock_run(child), pytest.raises(LaunchError, match="left is still in use by process 1 of an earlier start"):
-        list(follow(child_runs.wait_for_leftovers, config, run))
+        list(follow(wait, config, run))
 
 
 Act = Callable[[Path, int, StopSignals], ChildEnd]

@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from flows import drain
 from made_ncu import BEFORE, CYCLES, FMA, FP16, PERCENT, SFU, TENSOR, make_long
+from made_up import make_tree
 from nursery import wait_until
 from trainstone.errors import DataError, LaunchError, MachineError, TrainstoneError
 from trainstone.launch import ncu as launch
@@ -95,14 +97,6 @@ def test_a_run_gives_the_use_of_the_cores(fake: Fake):
     ]
 
 
-def test_an_old_file_does_not_pass_for_the_runs(fake: Fake):
-    fake.write(None)
-    fake.csv.parent.mkdir()
-    fake.csv.write_text(make_long())
-    with pytest.raises(MachineError, match="ncu has seen no kernel in steps 5 to 6"):
-        fake.run()
-
-
 DENIED = "==ERROR== ERR_NVGPUCTRPERM - The user ...\n"
 
 
@@ -112,6 +106,7 @@ DENIED = "==ERROR== ERR_NVGPUCTRPERM - The user ...\n"
         (DENIED, "", 1, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
         (DENIED, "", 0, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
         (None, DENIED, 1, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
+        (None, "", 0, MachineError, "ncu has seen no kernel in steps 5 to 6", "CUDA device"),
         ("==WARNING== No kernels were profiled.\n", "", 0, MachineError, "no kernel in steps 5 to 6", "CUDA device"),
         ("==ERROR== Failed to find metric regex:^sm__x\n", "", 1, MachineError, "ncu: Failed to find", "CUDA toolkit"),
         (None, "==ERROR== a driver resource was unavailable", 9, MachineError, "resource", "dcgmi profile --pause"),
@@ -125,6 +120,7 @@ def test_failures_are_explained(
     fake: Fake, csv: str | None, output: str, code: int, kind: type[TrainstoneError], message: str, hint: str
 ):
     fake.write(csv, output=output, code=code)
+    make_tree(fake.folder, {"trace/ncu.csv": make_long()})  # an old file does not pass for the run's
     with pytest.raises(kind, match=message) as caught:
         fake.run()
     assert hint in (caught.value.hint or "")
@@ -143,14 +139,10 @@ def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
         fake.run()
     stopping.join()
     assert not (fake.folder / "waited").exists()  # the child was ended, and did not end by itself
-    wait_until(lambda: is_gone(int(fake.pid.read_text())))
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # its new parent has not looked yet
-    except psutil.NoSuchProcess:
-        return True
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(fake.pid.read_text()))
+        # Its new parent may not have looked yet.
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -159,20 +151,9 @@ def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monke
         find_ncu(tmp_path)
     assert caught.value.exit_code == 4
     assert "nsight-compute" in (caught.value.hint or "")
-    nsight = put(tmp_path / "opt/nvidia/nsight-compute/2024.1.0/ncu")
-    assert find_ncu(tmp_path) == nsight
-    put(tmp_path / "usr/local/cuda-11.8/bin/ncu")
-    newest = put(tmp_path / "usr/local/cuda-12.4/bin/ncu")
-    assert find_ncu(tmp_path) == newest
-    first = put(tmp_path / "bin/ncu")
-    assert find_ncu(tmp_path) == first
-
-
-def put(path: Path) -> str:
-    path.parent.mkdir(parents=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return str(path)
+    for place in ("opt/nvidia/nsight-compute/2024.1.0", "usr/local/cuda-11.8/bin", "usr/local/cuda-12.4/bin", "bin"):
+        (make_tree(tmp_path, {f"{place}/ncu": "#!/bin/sh\n"}) / place / "ncu").chmod(0o755)
+        assert find_ncu(tmp_path) == f"{tmp_path}/{place}/ncu"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +170,10 @@ def put(path: Path) -> str:
 def test_a_missing_permission_is_seen_before_the_start(
     tmp_path: Path, params: str | None, capabilities: str | None, refused: bool
 ):
-    write_lines(tmp_path / "proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295", params)
-    write_lines(tmp_path / "proc/self/status", "Name:\tpython", capabilities and f"CapEff:\t{capabilities}")
+    if params:
+        make_tree(tmp_path, {"proc/driver/nvidia/params": f"ResmanDebugLevel: 4294967295\n{params}\nlast: 0\n"})
+    if capabilities:
+        make_tree(tmp_path, {"proc/self/status": f"Name:\tpython\nCapEff:\t{capabilities}\nlast: 0\n"})
     if not refused:
         check_permission(tmp_path)
         return
@@ -199,17 +182,12 @@ def test_a_missing_permission_is_seen_before_the_start(
     assert "--cap-add=SYS_ADMIN" in (caught.value.hint or "")
 
 
-def write_lines(path: Path, first: str, second: str | None) -> None:
-    if second:
-        path.parent.mkdir(parents=True)
-        path.write_text(f"{first}\n{second}\nlast: 0\n")
-
-
-def test_metrics_are_chosen_that_this_gpu_has():
+def test_metrics_are_chosen_that_this_gpu_has(fake: Fake):
     for listing in ("", "==ERROR== No devices\n\n"):
-        assert choose_metrics(listing) == [CYCLES, FMA, FP16, TENSOR, SFU]
-    without_sfu = "".join(line for line in LISTING.splitlines(keepends=True) if "_xu" not in line)
-    assert choose_metrics(without_sfu)[-1] == f"sm__pipe_tensor_cycles_active{PERCENT}"
+        fake.write(None, listing=listing)
+        assert choose_metrics(str(fake.path)) == [CYCLES, FMA, FP16, TENSOR, SFU]
+    fake.write(None, listing="".join(line for line in LISTING.splitlines(keepends=True) if "_xu" not in line))
+    assert choose_metrics(str(fake.path))[-1] == f"sm__pipe_tensor_cycles_active{PERCENT}"
 
 
 def test_an_ncu_that_cannot_be_run_is_reported(fake: Fake):

@@ -53,91 +53,78 @@ def test_affinity_is_counted_by_core(tmp_path, siblings, name, affinity, expecte
     assert available_cores(make_topology(tmp_path, siblings, name), affinity) == expected
 
 
+def make_group(root: Path, line: str, files: dict[str, str]) -> Path:
+    """Make a machine whose process is in the cgroup of a line of /proc/self/cgroup."""
+    return make_tree(root, {"proc/self/cgroup": line, **{f"sys/fs/cgroup/{name}": files[name] for name in files}})
+
+
+PERIOD = "cpu.cfs_period_us"
+JOB = "cpu/slurm/job_9"
+
+
 @pytest.mark.parametrize(
-    ("files", "quota", "threads"),
+    ("line", "files", "quota", "threads"),
     [
-        (  # v2: an ancestor sets it
+        (  # v2: an ancestor sets it; another group is not above us
+            "0::/user.slice/job/step\n",
             {
-                "proc/self/cgroup": "0::/user.slice/job/step\n",
-                "sys/fs/cgroup/user.slice/job/step/cpu.max": "max 100000\n",
-                "sys/fs/cgroup/user.slice/job/cpu.max": "275000 100000\n",
-                "sys/fs/cgroup/user.slice/cpu.max": "800000 100000\n",
-                "sys/fs/cgroup/other/cpu.max": "1000 100000\n",  # not above us
+                "user.slice/job/step/cpu.max": "max 100000\n",
+                **{"user.slice/job/cpu.max": "275000 100000\n", "user.slice/cpu.max": "800000 100000\n"},
+                "other/cpu.max": "1000 100000\n",
             },
-            2.75,
-            2,
+            *(2.75, 2),
         ),
-        (  # v2: a container with its own namespace; never less than one thread
-            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000"},
-            0.5,
-            1,
-        ),
-        (  # v2: a process outside its namespace
-            {
-                "proc/self/cgroup": "0::/../../else\n",
-                "sys/fs/cgroup/cpu.max": "300000 100000",
-                "sys/else/cpu.max": "1 100000",
-            },
-            3.0,
-            3,
-        ),
+        # v2: a container with its own namespace; never less than one thread
+        ("0::/\n", {"cpu.max": "50000 100000"}, 0.5, 1),
+        # v2: a process outside its namespace
+        ("0::/../../else\n", {"cpu.max": "300000 100000", "../../else/cpu.max": "1 100000"}, 3.0, 3),
         (  # v1: docker's mount shows only its own group
-            {
-                "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "50000\n",
-            },
-            3.0,
-            3,
+            "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "150000\n", f"cpu,cpuacct/{PERIOD}": "50000\n"},
+            *(3.0, 3),
         ),
         (  # v1: a Slurm job on CentOS 7; -1 is no limit
+            "3:cpuacct,cpu:/slurm/job_9/step_0\n",
             {
-                "proc/self/cgroup": "3:cpuacct,cpu:/slurm/job_9/step_0\n",
-                "sys/fs/cgroup/cpu/slurm/job_9/step_0/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/slurm/job_9/step_0/cpu.cfs_period_us": "100000\n",
-                "sys/fs/cgroup/cpu/slurm/job_9/cpu.cfs_quota_us": "400000\n",
-                "sys/fs/cgroup/cpu/slurm/job_9/cpu.cfs_period_us": "100000\n",
+                **{f"{JOB}/step_0/cpu.cfs_quota_us": "-1\n", f"{JOB}/step_0/{PERIOD}": "100000\n"},
+                **{f"{JOB}/cpu.cfs_quota_us": "400000\n", f"{JOB}/{PERIOD}": "100000\n"},
             },
-            4.0,
-            4,
+            *(4.0, 4),
         ),
     ],
 )
-def test_the_tightest_cpu_quota_counts(tmp_path, files, quota, threads):
-    assert available_cores(make_tree(tmp_path, files), range(8)) == Cores(8, None, quota, threads)
+def test_the_tightest_cpu_quota_counts(tmp_path, line, files, quota, threads):
+    assert available_cores(make_group(tmp_path, line, files), range(8)) == Cores(8, None, quota, threads)
+
+
+V1 = "memory/docker/abc/memory"
 
 
 @pytest.mark.parametrize(
-    ("files", "limit", "available"),
+    ("line", "files", "limit", "available"),
     [
-        ({}, None, 8 * GIB),
+        ("", {}, None, 8 * GIB),
         (  # v2: page cache that can be dropped is free
+            "0::/job/step\n",
             {
-                "proc/self/cgroup": "0::/job/step\n",
-                "sys/fs/cgroup/job/step/memory.max": "max\n",
-                "sys/fs/cgroup/job/memory.max": f"{4 * GIB}\n",
-                "sys/fs/cgroup/job/memory.current": f"{3 * GIB}\n",
-                "sys/fs/cgroup/job/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+                **{"job/step/memory.max": "max\n", "job/memory.max": f"{4 * GIB}\n"},
+                **{"job/memory.current": f"{3 * GIB}\n", "job/memory.stat": f"anon 5\ninactive_file {GIB}\n"},
             },
-            4 * GIB,
-            2 * GIB,
+            *(4 * GIB, 2 * GIB),
         ),
         (  # v1: the use may be above the limit for a moment
+            "4:memory:/docker/abc\n",
             {
-                "proc/self/cgroup": "4:memory:/docker/abc\n",
-                "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{2 * GIB}",
-                "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": f"{3 * GIB}",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_NONE,
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "5",
+                **{f"{V1}.limit_in_bytes": f"{2 * GIB}", f"{V1}.usage_in_bytes": f"{3 * GIB}"},
+                **{"memory/memory.limit_in_bytes": V1_NONE, "memory/memory.usage_in_bytes": "5"},
             },
-            2 * GIB,
-            0,
+            *(2 * GIB, 0),
         ),
     ],
 )
-def test_memory_is_that_of_the_tightest_cgroup(tmp_path, monkeypatch, files, limit, available):
+def test_memory_is_that_of_the_tightest_cgroup(tmp_path, monkeypatch, line, files, limit, available):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
-    root = make_tree(tmp_path, files)
+    root = make_group(tmp_path, line, files)
     assert memory_limit_bytes(root) == limit
     assert memory_available_bytes(root) == available
 
@@ -188,31 +175,19 @@ def test_the_cpus_given_at_the_start_are_remembered_and_restored(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("files", "kills"),
+    ("line", "files", "kills"),
     [
         (
-            {
-                "proc/vmstat": "pgfault 1\noom_kill 5\n",
-                "proc/self/cgroup": "0::/job\n",
-                "sys/fs/cgroup/job/memory.events": "low 0\noom 2\noom_kill 3\n",
-            },
+            "0::/job\n",
+            {"../../../proc/vmstat": "pgfault 1\noom_kill 5\n", "job/memory.events": "low 0\noom 2\noom_kill 3\n"},
             [3, 5],
         ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/job\n",
-                "sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n",
-            },
-            [4],
-        ),
-        ({"proc/vmstat": "oom_kill x\n"}, []),
+        ("4:memory:/job\n", {"memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"}, [4]),
+        ("", {"../../../proc/vmstat": "oom_kill x\n"}, []),
     ],
 )
-def test_kills_for_memory_are_counted(tmp_path, files, kills):
-    assert sorted(count_kills(make_tree(tmp_path, files)).values()) == kills
-
-
-def test_may_be_memory_where_a_counter_rose_or_none_can_be_read():
+def test_kills_for_memory_are_counted(tmp_path, line, files, kills):
+    assert sorted(count_kills(make_group(tmp_path, line, files)).values()) == kills
     assert not may_be_memory({"a": 1, "b": 1}, {"a": 1})
     assert may_be_memory({"a": 1, "b": 1}, {"a": 1, "b": 2})
-    assert may_be_memory({"a": 1}, {"b": 2})
+    assert may_be_memory({"a": 1}, {"b": 2})  # none can be read twice

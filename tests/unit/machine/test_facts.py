@@ -69,53 +69,42 @@ def test_other_processors(tmp_path, cpuinfo, model, vendor, isa):
     assert read(root).get("virtualisation") == ({"hypervisor": True} if "hypervisor" in cpuinfo else None)
 
 
-@pytest.mark.parametrize(
-    ("files", "environ", "kind", "sign"),
-    [
-        ({".dockerenv": ""}, {}, "docker", "/.dockerenv (docker)"),
-        ({"run/systemd/container": "lxc\n"}, {}, "lxc", "/run/systemd/container (lxc)"),
-        ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "apptainer", "variable APPTAINER_CONTAINER (apptainer)"),
-        ({}, {"container": "podman"}, "podman", "variable container (podman)"),
-        ({".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", "/.dockerenv (docker)"),
-    ],
-)
-def test_container(tmp_path, monkeypatch, files, environ, kind, sign):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    container = read(make_tree(tmp_path, files))["container"]
-    assert container["kind"] == kind
-    assert sign in container["seen_by"]
-    assert "/x.sif" not in str(container)
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "pod-1"}
+SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_JOB_USER": "me"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    ("files", "environ", "kind", "signs", "scheduler"),
     [
+        ({".dockerenv": ""}, {}, "docker", ["/.dockerenv (docker)"], None),
+        ({"run/systemd/container": "lxc\n"}, {}, "lxc", ["/run/systemd/container (lxc)"], None),
+        ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "apptainer", ["variable APPTAINER_CONTAINER (apptainer)"], None),
+        ({}, {"container": "podman"}, "podman", ["variable container (podman)"], None),
         (
-            {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_JOB_USER": "me"},
-            {"kind": "slurm", "job_id": "42", "nodelist": "gpu[1-2]"},
+            *({".dockerenv": ""}, KUBERNETES, "kubernetes"),
+            ["variable KUBERNETES_SERVICE_HOST (kubernetes)", "/.dockerenv (docker)"],
+            {"kind": "kubernetes", "pod": "pod-1"},
         ),
-        ({"PBS_JOBID": "9.pbs", "PBS_QUEUE": "gpu"}, {"kind": "pbs", "job_id": "9.pbs", "queue": "gpu"}),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "pod-1"}, {"kind": "kubernetes", "pod": "pod-1"}),
-        ({"SLURM_JOB_ID": ""}, None),
+        ({}, SLURM, None, [], {"kind": "slurm", "job_id": "42", "nodelist": "gpu[1-2]"}),
+        ({}, {"PBS_JOBID": "9.pbs", "PBS_QUEUE": "gpu"}, None, [], {"kind": "pbs", "job_id": "9.pbs", "queue": "gpu"}),
+        ({}, {"SLURM_JOB_ID": ""}, None, [], None),
     ],
 )
-def test_scheduler(tmp_path, monkeypatch, environ, expected):
+def test_container_and_scheduler(tmp_path, monkeypatch, files, environ, kind, signs, scheduler):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert read(tmp_path).get("scheduler") == expected
+    found = read(make_tree(tmp_path, files))
+    assert found.get("container") == (kind and {"kind": kind, "seen_by": signs})
+    assert found.get("scheduler") == scheduler
 
 
-def test_nvidia_device(tmp_path, monkeypatch):
+def test_nvidia_device_and_one_that_answers_little(tmp_path, monkeypatch):
     devices, told = read_devices(tmp_path, monkeypatch, make_nvml())
     values = ["cuda", 0, "NVIDIA A100-SXM4-80GB", "GPU-aaaa", 85899345920, "570.86.10", 300.0, 400.0, 1410, 4, 8, 16]
     keys = "kind index name uuid memory_bytes driver power_limit_watts default_power_limit_watts max_sm_clock_mhz"
     keys += " pcie_generation pcie_width pcie_max_width ecc mig persistence"
     assert devices == [dict(zip(keys.split(), [*values, True, False, True], strict=True))]
     assert told is None
-
-
-def test_nvidia_device_that_answers_little(tmp_path, monkeypatch):
     silent = dict.fromkeys(("DeviceGetEnforcedPowerLimit", "DeviceGetCurrentEccMode", "DeviceGetMemoryInfo"), refuse)
     nvml = make_nvml(**silent)
     del nvml.nvmlDeviceGetMigMode  # a library older than MIG

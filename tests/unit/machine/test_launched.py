@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,17 +35,14 @@ def test_orderly_ends_are_0_for_the_engine(run: Path):
     assert settle_code(3) == 3
 
 
-def test_without_a_launcher_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("TRAINSTONE_RUN", raising=False)
-    assert settle_code(75) == 75
-    leave_failure(DataError("x"))
-    begin_attempt("train")
-
-
-def test_another_verb_in_a_batch_script_has_no_part_in_the_launch(run: Path):
-    begin_attempt("report")
+def test_another_verb_in_a_batch_script_has_no_part_in_the_launch_nor_one_without_a_launcher(run: Path):
+    begin_attempt("report")  # from now on there is no launcher
+    assert "TRAINSTONE_RUN" not in os.environ
     assert settle_code(75) == 75
     assert read_code(run) is None
+    leave_failure(DataError("x"))
+    begin_attempt("train")
+    assert list((run / "launch").iterdir()) == []
 
 
 def test_causes_come_before_echoes_and_a_new_attempt_forgets_its_own(run: Path, monkeypatch: pytest.MonkeyPatch):

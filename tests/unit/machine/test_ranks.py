@@ -38,47 +38,54 @@ def launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("environment", "rank"),
+    ("read", "environment", "expected"),
     [
-        ({}, Rank(0, 1, 0)),
-        (TORCHRUN, Rank(3, 8, 1)),
-        (OPEN_MPI, Rank(2, 4, 2)),
-        (PMI, Rank(1, 2, 1)),
-        (SRUN, Rank(5, 6, 3)),
-        ({**SRUN, **TORCHRUN}, Rank(3, 8, 1)),  # torchrun inside a Slurm job
-        ({**SRUN, **OPEN_MPI}, Rank(2, 4, 2)),  # mpirun inside a Slurm job
-        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"}, Rank(5, 6, 3)),  # srun --mpi=pmi2: the local number is Slurm's
-        ({**SRUN, "RANK": "5", "WORLD_SIZE": "6"}, Rank(5, 6, 3)),
-        ({"RANK": "5", "WORLD_SIZE": "6"}, Rank(5, 6, 0)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, Rank(0, 1, 0)),  # a batch script runs alone
-        ({"RANK": "3"}, Rank(0, 1, 0)),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, Rank(0, 1, 0)),
-    ],
-)
-def test_a_rank_is_read_from_the_environment(environment: dict[str, str], rank: Rank, monkeypatch: pytest.MonkeyPatch):
-    launch(environment, monkeypatch)
-    assert read_rank() == rank
-
-
-@pytest.mark.parametrize(
-    ("environment", "meeting"),
-    [
-        (TORCHRUN, Meeting("head", 29500)),
-        (SRUN, Meeting("n02", port_of("4711.2"))),
-        ({**SRUN, "SLURM_STEP_NODELIST": ""}, Meeting("n01", port_of("4711.2"))),
-        ({**SRUN, "MASTER_PORT": "1234"}, Meeting("n02", 1234)),
-        ({**SRUN, "MASTER_ADDR": "head"}, Meeting("head", port_of("4711.2"))),
+        (read_rank, {}, Rank(0, 1, 0)),
+        (read_rank, TORCHRUN, Rank(3, 8, 1)),
+        (read_rank, OPEN_MPI, Rank(2, 4, 2)),
+        (read_rank, PMI, Rank(1, 2, 1)),
+        (read_rank, SRUN, Rank(5, 6, 3)),
+        (read_rank, {**SRUN, **TORCHRUN}, Rank(3, 8, 1)),  # torchrun inside a Slurm job
+        (read_rank, {**SRUN, **OPEN_MPI}, Rank(2, 4, 2)),  # mpirun inside a Slurm job
+        (
+            read_rank,
+            {**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"},
+            Rank(5, 6, 3),
+        ),  # srun --mpi=pmi2: the local number is Slurm's
+        (read_rank, {**SRUN, "RANK": "5", "WORLD_SIZE": "6"}, Rank(5, 6, 3)),
+        (read_rank, {"RANK": "5", "WORLD_SIZE": "6"}, Rank(5, 6, 0)),
+        (read_rank, {"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, Rank(0, 1, 0)),  # a batch script runs alone
+        (read_rank, {"RANK": "3"}, Rank(0, 1, 0)),
+        (read_rank, {"RANK": "0", "WORLD_SIZE": "1"}, Rank(0, 1, 0)),
+        # Where ranks meet.
+        (read_meeting, TORCHRUN, Meeting("head", 29500)),
+        (read_meeting, SRUN, Meeting("n02", port_of("4711.2"))),
+        (read_meeting, {**SRUN, "SLURM_STEP_NODELIST": ""}, Meeting("n01", port_of("4711.2"))),
+        (read_meeting, {**SRUN, "MASTER_PORT": "1234"}, Meeting("n02", 1234)),
+        (read_meeting, {**SRUN, "MASTER_ADDR": "head"}, Meeting("head", port_of("4711.2"))),
         # mpirun inside a Slurm job: its daemons' step lacks the first host and is not all ranks' step
-        ({**SRUN, **OPEN_MPI, "OMPI_MCA_ess_base_jobid": "9"}, Meeting("n01", port_of("9"))),
-        ({**SRUN, **OPEN_MPI}, Meeting("n01", port_of("4711"))),
-        ({**HERE, "OMPI_MCA_ess_base_jobid": "9"}, Meeting("127.0.0.1", port_of("9"))),
-        ({**HERE, "PMIX_NAMESPACE": "prterun-h-1@1"}, Meeting("127.0.0.1", port_of("prterun-h-1@1"))),
-        ({**PMI, "MPI_LOCALNRANKS": "2", "MASTER_PORT": "1234"}, Meeting("127.0.0.1", 1234)),
+        (read_meeting, {**SRUN, **OPEN_MPI, "OMPI_MCA_ess_base_jobid": "9"}, Meeting("n01", port_of("9"))),
+        (read_meeting, {**SRUN, **OPEN_MPI}, Meeting("n01", port_of("4711"))),
+        (read_meeting, {**HERE, "OMPI_MCA_ess_base_jobid": "9"}, Meeting("127.0.0.1", port_of("9"))),
+        (read_meeting, {**HERE, "PMIX_NAMESPACE": "prterun-h-1@1"}, Meeting("127.0.0.1", port_of("prterun-h-1@1"))),
+        (read_meeting, {**PMI, "MPI_LOCALNRANKS": "2", "MASTER_PORT": "1234"}, Meeting("127.0.0.1", 1234)),
+        *(
+            (list_step_hosts, {"SLURM_JOB_NODELIST": nodes}, hosts.split())
+            for nodes, hosts in (
+                ("n[01-03,7],gpu5", "n01 n02 n03 n7 gpu5"),
+                ("gpu5,n[01-02]", "gpu5 n01 n02"),
+                ("n[3,5-6]", "n3 n5 n6"),
+                ("rack[2-3]-n[010-011]", "rack2-n010 rack2-n011 rack3-n010 rack3-n011"),
+                ("n[1-2].example.org,x", "n1.example.org n2.example.org x"),
+            )
+        ),
     ],
 )
-def test_where_ranks_meet(environment: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch):
+def test_rank_meeting_and_hosts_are_read_from_the_environment(
+    read: Callable[[], object], environment: dict[str, str], expected: object, monkeypatch: pytest.MonkeyPatch
+):
     launch(environment, monkeypatch)
-    assert read_meeting() == meeting
+    assert read() == expected
 
 
 @pytest.mark.parametrize(
@@ -102,21 +109,6 @@ def test_invalid_variables_are_named(
     with pytest.raises(LaunchError, match=message) as caught:
         read()
     assert hint in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "hosts"),
-    [
-        ("n[01-03,7],gpu5", ["n01", "n02", "n03", "n7", "gpu5"]),
-        ("gpu5,n[01-02]", ["gpu5", "n01", "n02"]),
-        ("n[3,5-6]", ["n3", "n5", "n6"]),
-        ("rack[2-3]-n[010-011]", ["rack2-n010", "rack2-n011", "rack3-n010", "rack3-n011"]),
-        ("n[1-2].example.org,x", ["n1.example.org", "n2.example.org", "x"]),
-    ],
-)
-def test_list_step_hosts_expands_ranges(nodes: str, hosts: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
-    assert list_step_hosts() == hosts
 
 
 CORES = [frozenset({n, n + 7}) for n in range(7)]

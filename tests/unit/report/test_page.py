@@ -1,4 +1,4 @@
-"""A run's page: which sections there are, that it needs nothing from outside, and that text stays text."""
+"""A run's page and the index of runs: which sections there are, links, text that stays text; scripts and colours."""
 
 import json
 import os
@@ -11,8 +11,11 @@ from urllib.parse import unquote
 import pytest
 
 from made_results import change_result
-from trainstone.report.page import Page, as_json, build_page, render
+from trainstone.errors import ResultError
+from trainstone.report.index import build_index
+from trainstone.report.page import Page, as_json, build_page, load_scripts, read_template, render
 from trainstone.report.view import read_view
+from trainstone.results.store import find_runs
 
 ALWAYS = ["numbers", "findings", "timeline", "distribution", "phases"]
 SECTIONS = {
@@ -146,7 +149,6 @@ def test_of_many_devices_the_unlike_one_is_named(golden):
 
 def test_published_figures_come_with_their_sources(golden):
     (figure,) = (figure for figure in page_of(golden("data-starved")).figures if figure.name == "published")
-    assert figure.data is not None
     assert len(figure.data.rows) > 30
     assert all(row[-1] for row in figure.data.rows)
 
@@ -171,3 +173,127 @@ def test_json_in_a_page_cannot_end_its_script_or_hold_nan():
     assert json.loads(text) == {"a": "</script><!--&\u2028"}
     with pytest.raises(ValueError, match="not JSON compliant"):
         as_json({"a": float("nan")})
+
+
+# The index of many runs
+
+
+def make_runs(folder: Path, golden_run: Path, number: int) -> Path:
+    for n in range(number):
+        copy = shutil.copytree(golden_run, folder / f"run-{n}")
+        document = json.loads((copy / "result.json").read_text())
+        document["run_id"] = f"run-{n}"
+        document["process"] |= {"started_utc": f"2026-03-{n + 1:02d}T10:00:00+00:00", "host": f"host-{n % 2}"}
+        document["throughput"]["images_per_second"] *= 1 + n / 100
+        (copy / "result.json").write_text(json.dumps(document))
+    return folder
+
+
+def index_of(folder: Path) -> Page:
+    return build_index(find_runs(folder), folder)[0]
+
+
+def test_index_has_newest_first_with_numbers_to_sort_by_and_links_to_pages(golden, tmp_path: Path):
+    runs = make_runs(tmp_path / "runs", golden("good"), 4)
+    (runs / "run-0/report.html").write_text("")
+    page = index_of(runs)
+    assert page.verdict == "4 runs of 1 recipe on 2 machines"
+    (table,) = page.sections[0].blocks
+    assert [row[0] for row in table.rows] == ["run-3", "run-2", "run-1", "run-0"]
+    assert list(table.links) == [*(f"run-{n}/result.json" for n in (3, 2, 1)), "run-0/report.html"]
+    rate = list(table.columns).index("images/s")
+    assert [float(key[rate]) for key in table.keys] == sorted((float(key[rate]) for key in table.keys), reverse=True)
+
+
+def test_what_was_run_twice_has_its_trend_by_machine(golden, tmp_path: Path):
+    runs = make_runs(tmp_path / "runs", golden("good"), 3)
+    shutil.copytree(golden("throttled"), runs / "other")
+    (trend,) = index_of(runs).figures
+    rows = trend.spec["layer"][0]["data"]["values"]
+    assert len(rows) == 3
+    assert len({row["machine"] for row in rows}) == 2
+    assert all(row["low"] <= row["rate"] <= row["high"] * 1.05 for row in rows)
+
+
+def test_damaged_runs_are_named_in_the_index_and_hostile_names_stay_text(golden, tmp_path: Path):
+    runs = make_runs(tmp_path / "runs", golden("good"), 2)
+    (runs / "run-1/result.json").write_text('{"format": 1, "kind"')
+    (runs / "run-0").rename(runs / "<b onclick='x'>\u202e")
+    page = index_of(runs)
+    assert len(page.sections[0].blocks[0].rows) == 1
+    ((name, why),) = page.sections[-1].blocks[0].rows
+    assert name.endswith("run-1")
+    assert "cannot read" in why
+    html = render(page, "")
+    assert "<b onclick" not in html
+    assert "%3Cb%20onclick" in html
+
+
+# The chart scripts
+
+WHOLE = "var x=1;/* </script <!-- */window.vegaEmbed=x;window.vega=x;"
+
+
+def test_load_scripts_keeps_them_and_survives_a_damaged_or_readonly_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = []
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: made.append(1) or WHOLE)
+    text = load_scripts()
+    assert "window.vegaEmbed=x" in text
+    assert "</script" not in text
+    assert "<!--" not in text
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert kept.read_text() == WHOLE
+    assert (load_scripts(), len(made)) == (text, 1)
+    kept.write_text(WHOLE[:20])
+    assert (load_scripts(), len(made), kept.read_text()) == (text, 2, WHOLE)
+    (tmp_path / "file").write_text("a file, not a folder")
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path / "file"))
+    assert load_scripts() == text
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: "half")
+    with pytest.raises(ResultError, match="chart scripts"):
+        load_scripts()
+
+
+# Colours
+
+STYLE = read_template("style.css")
+THEMES = [
+    dict(re.findall(r"(--[a-z0-9-]+): (#[0-9a-f]{6});", block))
+    for block in re.findall(r"\{([^{}]*--paper: #[^{}]*)\}", STYLE)
+]
+TEXT = ["--ink", "--muted", "--link", "--error", "--warning", "--info"]
+MARKS = [f"--chart-{number}" for number in range(1, 7)]
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_computed_as_the_standard_does():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+def test_there_are_a_light_theme_and_the_same_dark_one_twice():
+    light, by_system, by_button = THEMES
+    assert by_system == by_button
+    assert set(light) == set(by_system)
+    assert luminance(light["--paper"]) > 0.9 > 0.1 > luminance(by_system["--paper"])
+
+
+@pytest.mark.parametrize("theme", THEMES[:2], ids=["light", "dark"])
+def test_text_can_be_read_and_marks_can_be_seen(theme: dict[str, str]):
+    """With the contrast that WCAG 2.2 asks for."""
+    for behind in ("--paper", "--panel"):
+        assert not [name for name in TEXT if contrast(theme[name], theme[behind]) < 4.5]
+    assert not [name for name in MARKS if contrast(theme[name], theme["--paper"]) < 3]

@@ -14,13 +14,11 @@ import pytest
 
 from browser import Browser
 from hostile import hidden
-from made_pages import KINDS, make_view, poison
-from made_summary import make_summary
+from made_pages import KINDS, make_summary, make_view, poison
 from trainstone.cli.summary import print_result
 from trainstone.report.dataset import build_dataset_page
-from trainstone.report.figures import export_figures
-from trainstone.report.index import build_index, read_entries
-from trainstone.report.page import Page, build_page, render, write_page
+from trainstone.report.index import build_index
+from trainstone.report.page import Page, build_page, export_figures, render, write_page
 
 RECORDED = Path(__file__).parent / "pages"
 DATASETS = {"dataset": {"detect": True}, "dataset-classes": {"num_classes": 60}}
@@ -37,7 +35,7 @@ def make_page(kind: str, folder: Path, *, hostile: bool = False) -> Page:
         return build_dataset_page(poison(summary) if hostile else summary)
     if kind == "index":
         views = [make_view(name, folder / name) for name in ("bench", "sweep", "train")]
-        return build_index(read_entries([*(view.path for view in views), folder / "gone"]), folder)
+        return build_index([*(view.path for view in views), folder / "gone"], folder)[0]
     return build_page(make_view(kind, folder, hostile=hostile))
 
 

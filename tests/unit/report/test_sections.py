@@ -8,32 +8,24 @@ from typing import Any
 
 import pytest
 
+import made_pages as made
 from browser import Browser
 from hostile import EVIL
-from made_feeding import A100, make_feeding, make_point
-from made_learning import make_evaluations, make_quality, make_steps, make_training, write_training
-from made_pages import BATCHES, MISSED, POINTS, write_data_bench, write_sweep
-from made_profile import make_profile, make_timeline, write_profile
-from made_quality import box_of, draw_scene, make_found, make_pictures, write_found
-from made_repeated import write_repeated
-from made_summary import make_summary
+from made_learning import make_evaluations, make_quality, make_steps, make_training, write_repeated, write_training
+from made_mlperf import write_mlperf_run, write_mlperf_runs
+from made_results import A100, make_feeding, make_point, make_timeline, write_profile
 from made_sweep import make_row, make_sweep
 from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
 from trainstone.report.dataset import build_dataset_page, name_classes
-from trainstone.report.page import Page, build_page, render, write_report
+from trainstone.report.page import Page, render, write_report
 from trainstone.report.sections import profile, quality
-from trainstone.report.sections.data_bench import draw_threads
+from trainstone.report.sections.training import build_convergence
 from trainstone.report.view import RunView, read_view
 from trainstone.results.dataset import ClassSummary
-from trainstone.results.profiled import Timeline
 from trainstone.results.quality import QualityPicture, QualityTable
 from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table
-from unit.report.test_style import THEMES, contrast
-
-
-def page_of(path: Path) -> Page:
-    return build_page(read_view(path))
+from unit.report.test_page import THEMES, contrast, page_of
 
 
 def find(page: Page, name: str) -> Section:
@@ -69,7 +61,7 @@ def rows_of(spec: Any, what: str = "", key: str = "what") -> list[dict[str, Any]
 
 
 def test_sweep_chart_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
-    page = page_of(write_sweep(tmp_path, make_sweep(*BATCHES)))
+    page = page_of(made.write_sweep(tmp_path, make_sweep(*made.BATCHES)))
     spec = json.dumps(figures(page)["sweep"].spec)
     assert all(part in spec for part in ('"type": "log"', '"base": 2', '"knee: 16"', '"errorbar"'))
     (table,) = blocks(find(page, "sweep"), Table)
@@ -81,20 +73,20 @@ def test_sweep_chart_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
 
 def test_sweep_values_without_an_order_are_bars_and_zero_has_a_straight_axis(tmp_path: Path):
     choice = make_sweep(make_row("fp32", 1.0), make_row("bf16", 2.0), key="train.precision")
-    drawn = figures(page_of(write_sweep(tmp_path, choice)))
+    drawn = figures(page_of(made.write_sweep(tmp_path, choice)))
     assert list(drawn) == ["sweep"]
     assert '"bar"' in json.dumps(drawn["sweep"].spec)
     straight = make_sweep(make_row(0, 1.0), make_row(1, 2.0), key="train.mixup")
-    drawn = figures(page_of(write_sweep(tmp_path / "straight", straight)))
+    drawn = figures(page_of(made.write_sweep(tmp_path / "straight", straight)))
     assert "sweep-steps" not in drawn
     assert '"log"' not in json.dumps(drawn["sweep"].spec)
 
 
 def test_killed_sweep_is_shown_with_the_rows_it_has(tmp_path: Path):
-    page = page_of(write_sweep(tmp_path, make_sweep(*BATCHES[:3], values=[1, 2, 4, 8, 16]), status="running"))
+    page = page_of(made.write_sweep(tmp_path, make_sweep(*made.BATCHES[:3], values=[1, 2, 4, 8, 16]), status="running"))
     assert find(page, "sweep").lead.startswith("The sweep is killed: 3 of 5 points")
     assert "--resume RUN" in find(page, "findings").blocks[0].rows[-1].hint
-    empty = page_of(write_sweep(tmp_path / "empty", make_sweep(values=[1, 2]), status="running"))
+    empty = page_of(made.write_sweep(tmp_path / "empty", make_sweep(values=[1, 2]), status="running"))
     assert find(empty, "sweep").blocks == []
     assert empty.verdict == "No number: the run is killed"
 
@@ -104,16 +96,17 @@ def test_killed_sweep_is_shown_with_the_rows_it_has(tmp_path: Path):
 )
 def test_sweep_of_any_value_is_drawn(tmp_path: Path, value: Any):
     sweep = make_sweep(make_row(value, 1.0), make_row(3, 2.0), make_row(4, 2.0), values=[value, 3, 4])
-    assert render(page_of(write_sweep(tmp_path, sweep)), "")
+    assert render(page_of(made.write_sweep(tmp_path, sweep)), "")
 
 
 # A data bench
 
 
 @pytest.mark.parametrize(("rate", "drawn"), [(3000.0, True), (600.0, True), (20_000.0, False)])
-def test_threads_have_their_intervals_and_a_demand_near_them(rate: float, drawn: bool):
+def test_threads_have_their_intervals_and_a_demand_near_them(tmp_path: Path, rate: float, drawn: bool):
     demand = A100.model_copy(update={"images_per_second": rate})
-    layers = draw_threads(make_feeding(POINTS, cores=4, demand=demand)).spec["layer"]
+    page = page_of(made.write_data_bench(tmp_path, make_feeding(made.POINTS, cores=4, demand=demand)))
+    layers = figures(page)["threads"].spec["layer"]
     rows = {row["x"]: row for row in layers[0]["data"]["values"]}
     assert {threads: row["y"] for threads, row in rows.items()} == {1: 600, 2: 1190, 4: 2200, 8: 2400}
     assert (rows[8]["low"], rows[8]["high"]) == (2376, 2424)
@@ -121,7 +114,7 @@ def test_threads_have_their_intervals_and_a_demand_near_them(rate: float, drawn:
 
 
 def test_data_bench_leaves_out_what_was_not_measured(tmp_path: Path):
-    page = page_of(write_data_bench(tmp_path, make_feeding([make_point(2, 1190)], stages=[])))
+    page = page_of(made.write_data_bench(tmp_path, make_feeding([make_point(2, 1190)], stages=[])))
     assert page.figures == []
     assert "stages" not in names(page)
     assert find(page, "threads").blocks[0].columns == ["threads", "images/s", "95 % interval", "images/s a core"]
@@ -147,7 +140,7 @@ def test_accuracy_has_its_target_and_the_moment_it_was_reached(tmp_path: Path):
     raw, smooth = rows_of(spec, "each step"), rows_of(spec, "smoothed")
     assert (len(raw), len(smooth), raw[-1]["x"]) == (400, 400, 8)
     assert [row["x"] for row in rows_of(spec, "validation")] == list(range(1, 9))
-    missed = figures(make_page(tmp_path / "missed", quality=MISSED, status="target_missed"))
+    missed = figures(make_page(tmp_path / "missed", quality=made.MISSED, status="target_missed"))
     assert "time-to-target" not in missed
     assert not rows_of(missed["accuracy"].spec, "reached", "told")
 
@@ -167,7 +160,7 @@ def test_training_without_evaluations_throughput_or_finite_losses_has_a_page(tmp
     page = make_page(tmp_path / "a", quality=never, status="interrupted", steps=make_steps()[:100])
     assert "accuracy" not in figures(page)
     assert rows_of(figures(page)["loss"].spec, "each step")[-1]["x"] == 2
-    page = make_page(tmp_path / "b", quality=MISSED, status="target_missed", throughput=None, steps=[])
+    page = make_page(tmp_path / "b", quality=made.MISSED, status="target_missed", throughput=None, steps=[])
     assert (find(page, "numbers").blocks[0].rows[0], find(page, "numbers").lead) == (("top-1, best", "61.2 %"), "")
     steps = [step._replace(loss=float("nan")) if step.step > 300 else step for step in make_steps()]
     page = make_page(tmp_path / "c", steps=steps)
@@ -198,17 +191,68 @@ def test_runs_that_missed_are_dropped_and_a_single_time_is_not_drawn(tmp_path: P
     assert "accuracy-runs" in drawn
 
 
+# Epochs to the target against MLPerf's reference
+
+
+def convergence_of(path: Path) -> Section | None:
+    return build_convergence(read_view(path))
+
+
+def test_runs_are_compared_with_the_reference(tmp_path):
+    section = convergence_of(write_mlperf_runs(tmp_path))
+    assert section.title == "Convergence against MLPerf's reference"
+    assert section.lead.startswith("35.0 epochs to the target; the reference needs 35.2 at batch 3,264: passes")
+    figure, table = section.blocks
+    assert figure.alt == section.lead
+    runs = figure.spec["layer"][-1]["data"]["values"]
+    assert [(row["batch"], row["epochs"], row["what"]) for row in runs] == [(3264, 35, "reached the target")] * 5
+    assert table.rows[1] == ["3,264", "35.15", "34.31", "0.75", "compared with"]
+    assert [row[-1] for row in table.rows].count("not counted") == 5
+
+
+def test_one_run_has_the_section_too(tmp_path):
+    passes = "MLPerf multiplies the time by 1.0044 (a result needs 5 runs, not 1)."
+    missed = "0 of 1 runs reached the target; the reference needs 35.2 epochs at a batch of 3,264."
+    for converged, lead, what in ((True, passes, "reached the target"), (False, missed, "missed it")):
+        section = convergence_of(write_mlperf_run(tmp_path / what, 1, converged=converged))
+        assert section.lead.endswith(lead)
+        assert rows_of(section.blocks[0].spec, what)[0]["epochs"] == 35
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("mlperf.log", "1281167", "2000"),  # other pictures
+        ("mlperf.log", '"global_batch_size", "value": 3264', '"global_batch_size", "value": 99999'),
+        ("mlperf.log", ':::MLLOG {"', ":::MLLOG {"),  # damaged
+        ("result.json", '"kind": "train"', '"kind": "bench"'),
+    ],
+)
+def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, file, old, new):
+    path = write_mlperf_run(tmp_path, 1)
+    text = (path / file).read_text()
+    assert old in text
+    (path / file).write_text(text.replace(old, new))
+    view = read_view(path)
+    assert build_convergence(view) is None
+    assert bool(view.doubts) == (new == ":::MLLOG {")
+
+
+def test_logs_outside_of_the_run_are_not_read(tmp_path):
+    outside = write_mlperf_run(tmp_path / "elsewhere", 1)
+    path = write_training(tmp_path)
+    assert convergence_of(path) is None
+    (path / "mlperf.log").symlink_to(outside / "mlperf.log")
+    assert convergence_of(path) is None
+
+
 # A profile
-
-
-def profile_page(folder: Path, timeline: Timeline | None = None, **changes: Any) -> Page:
-    return page_of(write_profile(folder, make_profile(timeline=timeline, **changes)))
 
 
 def test_parts_of_a_step_add_up_in_colours_of_their_own(tmp_path: Path):
     for kind in ("cpu", "cuda"):
         timeline = make_timeline(kind)
-        spec = figures(profile_page(tmp_path / kind, timeline))["breakdown"].spec
+        spec = figures(page_of(write_profile(tmp_path / kind, timeline)))["breakdown"].spec
         rows = spec["data"]["values"]
         for step in timeline.steps:
             inside = sum(row["x"] for row in rows if row["what"] == f"step {step.step}")
@@ -233,13 +277,13 @@ def test_choose_evenly_keeps_the_ends_and_what_is_asked_for(count: int, most: in
 )
 def test_only_a_trace_within_the_run_folder_is_linked(tmp_path: Path, trace: str):
     (tmp_path / "other.json").write_text("{}")
-    section = find(profile_page(tmp_path, make_timeline(trace=trace)), "breakdown")
+    section = find(page_of(write_profile(tmp_path, make_timeline(trace=trace))), "breakdown")
     assert not blocks(section, Links)
     assert blocks(section, Facts)[-1].rows == [("trace", f"{trace}, which is not in the run folder")]
 
 
 def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_path: Path):
-    page = profile_page(tmp_path, make_timeline("cuda"))
+    page = page_of(write_profile(tmp_path, make_timeline("cuda")))
     (table,) = blocks(find(page, "operators"), Table)
     wrapper = next(place for place, row in enumerate(table.rows) if row[0].startswith("autograd"))
     assert (table.rows[wrapper][4], table.keys[wrapper][4]) == ("", "")
@@ -253,15 +297,14 @@ def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_pa
 
 def test_roofline_has_roofs_and_points_and_without_flops_only_bounds(tmp_path: Path):
     timeline = make_timeline()
-    assert timeline.roofline is not None
-    drawn = figures(profile_page(tmp_path, timeline))["roofline"]
+    drawn = figures(page_of(write_profile(tmp_path, timeline)))["roofline"]
     roof = drawn.spec["layer"][0]["data"]["values"]
     assert roof[1] == {"x": pytest.approx(1.9e11 / 1.7e10), "y": 1.9e11}
     assert len(rows_of(drawn.spec, "", "operator")) >= 21
     kept = [point for point in timeline.roofline.operators if point.flops == 0]
     far = [point.model_copy(update={"share_of_bound": 77.0}) for point in kept]
     roofs = timeline.roofline.model_copy(update={"operators": far, "points": far})
-    found = figures(profile_page(tmp_path / "none", timeline.model_copy(update={"roofline": roofs})))
+    found = figures(page_of(write_profile(tmp_path / "none", timeline.model_copy(update={"roofline": roofs}))))
     assert "roofline" not in found
     bar = rows_of(found["bounds"].spec, "", "label")[0]
     assert (bar["percent"], bar["label"].rpartition(" ")[0][-6:]) == (200, ": 7700")
@@ -276,14 +319,13 @@ def test_numbers_that_cannot_be_drawn_cost_only_their_section(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, float], missing: str
 ):
     timeline = make_timeline()
-    assert timeline.roofline is not None
     roofs = timeline.roofline
     spoilt = [roofs.operators[0].model_copy(update=change), *roofs.operators[1:]]
     roofs = roofs.model_copy(update={"operators": spoilt, "points": spoilt})
-    page = profile_page(tmp_path, timeline.model_copy(update={"roofline": roofs}))
+    page = page_of(write_profile(tmp_path, timeline.model_copy(update={"roofline": roofs})))
     assert ("roofline" in names(page)) is (missing != "roofline")
-    assert f"{missing}.build cannot be drawn: " in str(find(page, "unmeasured").blocks) or not missing
-    assert f"{missing}.build cannot be drawn: " in caplog.text or not missing
+    assert f"profile.build_{missing} cannot be drawn: " in str(find(page, "unmeasured").blocks) or not missing
+    assert f"profile.build_{missing} cannot be drawn: " in caplog.text or not missing
     assert not any(record.exc_info for record in caplog.records if record.levelname == "WARNING")
     render(page, "")
 
@@ -351,8 +393,8 @@ def picture_of(*boxes: Any, **changes: Any) -> QualityPicture:
 
 
 def gallery_of(folder: Path, *pictures: QualityPicture) -> tuple[Gallery | None, list[str]]:
-    """What the section shows of pictures in a run that has the four of made_quality."""
-    section = quality.build(read_view(write_found(folder, make_found(tables=[], pictures=list(pictures)))))
+    """What the section shows of pictures in a run that has the four of made_pages."""
+    section = quality.build(read_view(made.write_found(folder, made.make_found(tables=[], pictures=list(pictures)))))
     shown = section.blocks if section else []
     notes = [block.text for block in shown if isinstance(block, Prose)]
     return next((block for block in shown if isinstance(block, Gallery)), None), notes
@@ -360,14 +402,13 @@ def gallery_of(folder: Path, *pictures: QualityPicture) -> tuple[Gallery | None,
 
 def test_pictures_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
     picture = picture_of(
-        box_of("dog", (0.5, 0.25, 0.75, 0.5), right_one=True),
-        box_of("cat", (0.1, 0.1, 0.2, 0.2), right_one=False),
-        box_of("dog", (0.5, 0.25, 0.75, 0.5), score=0.91, right_one=True),
-        box_of("cow", (-0.2, 0.9, 0.3, 1.4), score=0.4, right_one=False),
-        box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, right_one=True),
+        made.box_of("dog", (0.5, 0.25, 0.75, 0.5), right_one=True),
+        made.box_of("cat", (0.1, 0.1, 0.2, 0.2), right_one=False),
+        made.box_of("dog", (0.5, 0.25, 0.75, 0.5), score=0.91, right_one=True),
+        made.box_of("cow", (-0.2, 0.9, 0.3, 1.4), score=0.4, right_one=False),
+        made.box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, right_one=True),
     )
     gallery, notes = gallery_of(tmp_path, picture)
-    assert gallery is not None
     assert (gallery.min_score, notes) == (0.3, [])
     (shown,) = gallery.rows
     assert base64.b64decode(shown.jpeg_base64).startswith(b"\xff\xd8")
@@ -390,7 +431,7 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     (tmp_path / "secret.jpg").write_bytes(b"\xff\xd8\xff secret")
     folder = tmp_path / "run"
     (folder / "pictures").mkdir(parents=True)
-    (folder / "good.jpg").write_bytes(draw_scene(0)[0])
+    (folder / "good.jpg").write_bytes(base64.b64decode(made.JPEG))
     (folder / "text.jpg").write_text("no picture")
     (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MOST_BYTES))
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
@@ -400,7 +441,6 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     outside = ("gone.jpg", "link.jpg", "pipe.jpg", "../secret.jpg", "pictures", str(tmp_path / "secret.jpg"), "a\0b")
     for file, fault in (faults | dict.fromkeys(outside, "not in the run folder")).items():
         gallery, notes = quality.read_gallery(view, [picture_of(file=file), picture_of(file="good.jpg")])
-        assert gallery is not None
         assert (len(gallery.rows), notes) == (1, [f"1 picture left out: {file} ({fault})."])
     flat, endless = picture_of(file="good.jpg", width=0), picture_of(file="x" * 5000)
     gallery, notes = quality.read_gallery(view, [flat, endless])
@@ -408,7 +448,6 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     assert notes[0].startswith("2 pictures left out: good.jpg (it has no size), xxx")
     many = [picture_of(file="good.jpg")] * (quality.MOST_PICTURES + 2)
     gallery, notes = quality.read_gallery(view, many)
-    assert gallery is not None
     assert len(gallery.rows) == quality.MOST_PICTURES
     assert notes == [f"The first {quality.MOST_PICTURES} of {quality.MOST_PICTURES + 2} pictures are shown."]
 
@@ -424,20 +463,20 @@ MOVE = (
 
 @pytest.mark.slow
 def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, tmp_path: Path):
-    path = write_found(tmp_path)
+    path = made.write_found(tmp_path)
     html = render(page_of(path), "")
     assert html.count(' low" data-score=') == sum(  # hidden without scripts, too
-        (box.score or 1) < 0.3 for picture in make_pictures() for box in picture.boxes
+        (box.score or 1) < 0.3 for picture in made.make_pictures() for box in picture.boxes
     )
     write_report(path)
     page = browser.open(path / "report.html", width=1000)
-    scores = sorted(box.score for picture in make_pictures() for box in picture.boxes if box.score is not None)
+    scores = sorted(box.score for picture in made.make_pictures() for box in picture.boxes if box.score is not None)
     for least in (0.3, 0.9, 0.0):
         if least != 0.3:  # where the page begins
             page.evaluate(MOVE.format(least))
         shown = sorted(page.evaluate(f"{SHOWN}.map(box => Number(box.dataset.score))"))
         assert shown == pytest.approx([score for score in scores if score >= least])
-    right = sum(box.right_one is True for box in make_pictures()[3].boxes if box.score is not None)
+    right = sum(box.right_one is True for box in made.make_pictures()[3].boxes if box.score is not None)
     assert page.evaluate("document.querySelectorAll('.judged .count')[3].textContent") == str(right)
     img, svg = (
         page.evaluate(f"document.querySelector('.large {tag}').getBoundingClientRect().width") for tag in ("img", "svg")
@@ -450,9 +489,9 @@ def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, t
 
 
 def test_few_classes_are_all_drawn_and_of_many_the_extremes():
-    few = build_dataset_page(make_summary(3)).figures[0]
+    few = build_dataset_page(made.make_summary(3)).figures[0]
     assert [row["what"] for row in rows_of(few.spec)] == ["thing 2", "thing 1", "thing 0"]
-    page = build_dataset_page(make_summary(1000))
+    page = build_dataset_page(made.make_summary(1000))
     counts = [row["x"] for row in rows_of(page.figures[0].spec)]
     assert counts == [7] * 20 + [1] * 20
     classes = [ClassSummary(name=n, text=t) for n, t in (("n1", "crane"), ("n2", "crane"), ("n3", ""))]
@@ -460,9 +499,8 @@ def test_few_classes_are_all_drawn_and_of_many_the_extremes():
 
 
 def test_data_set_counted_in_part_says_so_and_pictures_of_one_size_need_no_chart():
-    summary = make_summary(detect=True)
+    summary = made.make_summary(detect=True)
     split = summary.splits[0]
-    assert split.looked_at is not None
     alike = split.looked_at.model_copy(update={"sizes": split.looked_at.sizes[:1]})
     part = split.model_copy(update={"counted": 4, "looked_at": alike})
     page = build_dataset_page(summary.model_copy(update={"splits": [part]}))

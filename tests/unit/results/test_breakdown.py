@@ -2,7 +2,7 @@
 
 import pytest
 
-from made_profile import make_timeline
+from made_results import make_timeline
 from trainstone.results.breakdown import PARTS, average_parts, format_calls, mean_step, shorten, tell_overhead
 from trainstone.results.profiled import Overhead
 

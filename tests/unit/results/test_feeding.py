@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from made_feeding import A100, HERE, make_feeding, make_point
+from made_results import A100, HERE, make_feeding, make_point
 from trainstone.results import feeding as loading
 from trainstone.results.feeding import Feeding
 from trainstone.results.verdicts import write_data_verdict

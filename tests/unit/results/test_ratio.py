@@ -11,7 +11,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_series import draw_ar1
+from made_results import draw_ar1
 from trainstone.results import ratio, stats
 from trainstone.results.checks import finding
 from trainstone.results.ratio import MIN_ROUNDS, Paired, compare_blocks, gather_findings, write_comparison

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from made_learning import make_quality
-from made_repeated import FIRST_SEED, make_child, make_children, make_repeated
+from made_learning import FIRST_SEED, make_child, make_children, make_quality, make_repeated
 from made_results import make_result
 from trainstone.results.checks import finding
 from trainstone.results.combine import combine_runs, list_repeated_facts

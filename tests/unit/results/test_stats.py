@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_series import draw_ar1
+from made_results import draw_ar1
 from trainstone.errors import ResultError
 from trainstone.results import stats
 from trainstone.results.stats import student_t_quantile, student_t_tail

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_series import draw_ar1
+from made_results import draw_ar1
 from trainstone.results.stats import half_width_quick
 from trainstone.results.steady import find_outliers, find_steady
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flows import LateTimer, follow
-from made_profile import make_timeline
+from made_results import make_timeline
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.errors import MachineError

@@ -27,7 +27,7 @@ PROGRAM = r"[\w.-]+\.py"
 LONGEST_TEXT = 200_000
 LONGEST_VALUE = 1000
 NAME = r"[A-Za-z_]\w*"
-ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(rf"export|({NAME})(\+?)=(.*)", re.DOTALL)
 USED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d)(?::?-([^$`{{}}]*))?\}})")
 SCRIPT = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|sub)")
 OUTPUT = re.compile(r"\||&|(?:\d|&)?>.*|<.*")
@@ -65,9 +65,7 @@ class Geometry(NamedTuple):
 
     def devices(self) -> int | None:
         """Return the number of all devices."""
-        if self.each is not None:
-            return self.each * (self.nodes or 1)
-        return self.ranks
+        return self.ranks if self.each is None else self.each * (self.nodes or 1)
 
 
 @dataclass
@@ -143,24 +141,34 @@ def read_commands(line: Line, words: Iterable[str], file: Path | None, *, typed:
 
 
 def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool, sure: bool) -> None:
-    """Read one command: assignments, then a sourced file, a script or the program."""
-    while words and (words[0] == "export" or ASSIGNMENT.fullmatch(words[0])):
-        assign(line, words[0], typed=typed, sure=sure)
+    """Read one command: assignments, then a sourced file, a script or the program.
+
+    A variable that depends on a condition keeps its name as value, as one that a shell computes.
+    """
+    while words and (match := ASSIGNMENT.fullmatch(words[0])):
+        name, added, text = match.groups()
+        if name:  # else it is export
+            value = (line.values.get(name, "") if added else "") + expand(text, line.values)
+            if len(value) > LONGEST_VALUE:
+                raise ConfigError(f"{name}: a value of {len(value):,} characters; at most {LONGEST_VALUE:,} are read")
+            line.values[name] = value if sure else f"${name}"
+            line.typed |= {name} if typed else set()
         words = [] if re.search(r"\$\(|`", words[0]) else words[1:]  # the rest is computed, too
-    expanded = [part for word in words for part in expand_word(word, line.values)]
+    expanded: list[str] = []
+    for word in words:  # one that is nothing but a variable may be several words
+        value = expand(word, line.values)
+        expanded += split_text(value) if USED.fullmatch(word) and value != word else [value]
     words = list(itertools.takewhile(lambda word: not OUTPUT.fullmatch(word), expanded))
     started = next((number for number, word in enumerate(words) if line.programs.fullmatch(word)), None)
     script = next((number for number, word in enumerate(words) if SCRIPT.fullmatch(word)), None)
-    if not words:
-        return
-    if words[0].startswith("-"):
+    if "".join(words[:1]).startswith("-"):
         line.after += words
     elif started is not None:
         if not line.program:
             line.launcher += words[:started]
             line.program = words[started].rpartition("/")[2]
             line.after += words[started + 1 :]
-    elif words[0] in ("source", "."):
+    elif words[:1] in (["source"], ["."]):
         read_file(line, words[-1], file, typed=typed)
     elif script is not None and (typed or Path(words[script]).name in line.scripts):
         read_script(line, words, script)
@@ -183,7 +191,11 @@ def read_file(line: Line, written: str, file: Path | None, *, typed: bool) -> No
     if file is not None or "$" in written:
         path = Path(file or "").parent / path.name
     if path.is_file():
-        text = open_file(path)
+        try:
+            with path.open(encoding="utf-8") as opened:
+                text = opened.read(LONGEST_TEXT + 1)
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"cannot read {path}: {err}") from err
         line.notes.append(f"{path}: read as text, not executed")
     elif path.name in line.scripts:
         text = line.scripts[path.name]
@@ -197,35 +209,6 @@ def read_file(line: Line, written: str, file: Path | None, *, typed: bool) -> No
     if str(path) not in line.files:
         line.files.append(str(path))
         read_text(line, text, path)
-
-
-def open_file(path: Path) -> str:
-    """Return the text of a file, if it is not too large to be a script."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(LONGEST_TEXT + 1)
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"cannot read {path}: {err}") from err
-
-
-def assign(line: Line, word: str, *, typed: bool, sure: bool) -> None:
-    """Set a variable; one that depends on a condition keeps its name as value, as one that a shell computes."""
-    match = ASSIGNMENT.fullmatch(word)
-    if match is None:  # export
-        return
-    name, added, text = match.groups()
-    value = (line.values.get(name, "") if added else "") + expand(text, line.values)
-    if len(value) > LONGEST_VALUE:
-        raise ConfigError(f"{name}: a value of {len(value):,} characters; at most {LONGEST_VALUE:,} are read")
-    line.values[name] = value if sure else f"${name}"
-    if typed:
-        line.typed.add(name)
-
-
-def expand_word(word: str, values: Mapping[str, str]) -> list[str]:
-    """Return a word with its variables filled in; one that is nothing but a variable may be several words."""
-    expanded = expand(word, values)
-    return split_text(expanded) if USED.fullmatch(word) and expanded != word else [expanded]
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
@@ -248,9 +231,14 @@ def settle(nodes: int | None, each: int | None, ranks: int | None = None) -> Geo
 
 
 def read_launcher(text: str) -> Geometry:
-    """Return what the words before a program say; of contradictions the last counts."""
+    """Return what the words before a program say; of contradictions the last counts.
+
+    Numbers above 0 are read of -N4, -N 4, --nodes=4, --nodes 4 or --gres=gpu:v100:4.
+    """
     per_node, of_nodes = (f"{EACH}|-N", NODES) if "mpirun" in text else (EACH, f"{NODES}|-N")
-    nodes, each, ranks = (find_number(text, names) for names in (of_nodes, per_node, RANKS))
+    number = r"[ =]?(?:\S*:)?0*([1-9]\d{0,999})(?!\S)"
+    found = (re.findall(rf"(?<!\S)(?:{names}){number}", text) for names in (of_nodes, per_node, RANKS))
+    nodes, each, ranks = (int(numbers[-1]) if numbers else None for numbers in found)
     if mode := DDL_MODE.search(text):
         each, nodes = int(mode[1]), int(mode[2])
     if hosts := HOSTS.search(text):
@@ -260,12 +248,6 @@ def read_launcher(text: str) -> Geometry:
     if nodes and not each and not ranks and "ddlrun" in text:
         each = DDL_GPUS
     return settle(nodes, each, ranks)
-
-
-def find_number(text: str, names: str) -> int | None:
-    """Return the last number above 0 of -N4, -N 4, --nodes=4, --nodes 4 or --gres=gpu:v100:4."""
-    found = re.findall(rf"(?<!\S)(?:{names})[ =]?(?:\S*:)?0*([1-9]\d{{0,999}})(?!\S)", text)
-    return int(found[-1]) if found else None
 
 
 class Flag(NamedTuple):
@@ -375,9 +357,8 @@ def read_flags(
     parser, dashes = Parser(original, shortened=not absl), ("--", "-") if absl else ("--",)
     table = tuple(row for row in read_table(original) if row.old.startswith("--"))
     for flag in table:
-        names = [f"{dash}{flag.name}" for dash in dashes] + [
-            s for s, name in (short or {}).items() if name == flag.name
-        ]
+        shorter = [word for word, name in (short or {}).items() if name == flag.name]
+        names = [*(f"{dash}{flag.name}" for dash in dashes), *shorter]
         if flag.kind == "switch":
             parser.add_argument(*names, dest=flag.name, nargs="?", const=True, type=flag.read)
             if negated:

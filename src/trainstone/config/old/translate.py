@@ -3,14 +3,13 @@
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tomli_w
 
-from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
-from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
+from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_toml, write_toml
+from trainstone.config.old import mlperf, suites
 from trainstone.config.old.line import MOST_DEVICES, Request
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
@@ -29,11 +28,11 @@ EVALUATED = ("data.", "eval.", "device")
 
 
 ORIGINALS: dict[str, tuple[str, Callable[[Sequence[str]], Request]]] = {
-    "mlperf-resnet50": ("resnet50-mlperf", mlperf.understand),
-    "mlperf-ssd": ("ssd300-mlperf", ssd.understand),
-    "tbd": ("resnet50-tbd", tbd.understand),
-    "sc22": ("resnet50-sc22", sc22.understand),
-    "wmlce": ("resnet50-wmlce", wmlce.understand),
+    "mlperf-resnet50": ("resnet50-mlperf", mlperf.understand_resnet50),
+    "mlperf-ssd": ("ssd300-mlperf", mlperf.understand_ssd),
+    "tbd": ("resnet50-tbd", suites.understand_tbd),
+    "sc22": ("resnet50-sc22", suites.understand_sc22),
+    "wmlce": ("resnet50-wmlce", suites.understand_wmlce),
 }
 """The recipe that each became, and what reads its lines."""
 
@@ -75,7 +74,10 @@ def translate(original: str, words: Sequence[str]) -> Translation:
         request = request._replace(options=("--runs", str(request.runs), *request.options))
     command, file_command = write_commands(request, recipe, system, changes)
     notes = [*request.notes, *describe_ranks(request, config)] if count > 1 else request.notes
-    return Translation(old, request.verb, command, file_command, config, read_defects(recipe, system), notes)
+    defects: dict[str, Any] = read_toml("recipes", recipe)[0].get("defects", {})
+    if system is not None:
+        defects |= load_system(system).recipe[recipe].get("defects", {})
+    return Translation(old, request.verb, command, file_command, config, defects, notes)
 
 
 def fit_system(recipe: str, request: Request) -> tuple[str | None, dict[str, Any]]:
@@ -122,19 +124,16 @@ def write_commands(request: Request, recipe: str, system: str | None, changes: M
         if key == "data.source" and "data.root" in changes:
             continue
         option = "--iterations" if (request.verb, key) in STEPS else OPTIONS.get(key)
-        words += [option, str(value)] if option else ["--set", f"{key}={write_value(value)}"]
+        bare = (
+            isinstance(value, str) and re.fullmatch(r"[a-z]\w*", value) and value not in ("true", "false", "inf", "nan")
+        )
+        text = value if bare else json.dumps(value, ensure_ascii=False)  # texts, numbers and lists are as in TOML
+        words += [option, str(value)] if option else ["--set", f"{key}={text}"]
     file_words = ["eval", "WEIGHTS", "--recipe", FILE] if evaluates else [request.verb, FILE]
     if "--bench" in request.options and "data.root" in changes:  # synthetic but for --data, whatever the file says
         file_words += ["--data", str(changes["data.root"])]
     command, file_command = (shlex.join(["trainstone", *line, *request.options]) for line in (words, file_words))
     return command, file_command
-
-
-def write_value(value: Any) -> str:
-    """Return a value as --set takes it."""
-    if isinstance(value, str) and re.fullmatch(r"[a-z]\w*", value) and value not in ("true", "false", "inf", "nan"):
-        return value
-    return json.dumps(value, ensure_ascii=False)  # of texts, numbers and lists TOML has the same
 
 
 def describe_ranks(request: Request, config: Config) -> list[str]:
@@ -150,14 +149,6 @@ def describe_ranks(request: Request, config: Config) -> list[str]:
         return [f"{request.runs} runs: for seed in {seeds}; do {line} --seed $seed; done"]
     alone = "bench by itself measures one device; " if request.verb == "bench" else ""
     return [f"{alone}on {count:,} devices together: {line}"]
-
-
-def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:
-    """Return what the recipe, and the system for it, list under [defects]."""
-    defects: dict[str, Any] = tomllib.loads(read_source("recipes", recipe)[0]).get("defects", {})
-    if system is not None:
-        defects = {**defects, **load_system(system).recipe[recipe].get("defects", {})}
-    return defects
 
 
 def write_file(translation: Translation) -> str:

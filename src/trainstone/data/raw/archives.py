@@ -19,11 +19,10 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO
 
 from trainstone.data.parallel import Progress, map_in_order, open_pool
 from trainstone.errors import DataError
@@ -46,22 +45,17 @@ _BROKEN_TAR = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, 
 _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
 
 
-class Member(NamedTuple):
-    """A file in a tar, and where its content lies in the outermost file."""
-
-    name: str
-    offset: int
-    size: int
-
-
 def refuse(archive: str, name: str, problem: str) -> DataError:
     shown = printable(name if len(name) <= 200 else name[:200] + "...")
     hint = "get the archive from its publisher again, or unpack it by hand and give the folder"
     return DataError(f"{archive}: member '{shown}' {problem}; the archive is refused", hint=hint)
 
 
-def clean_name(name: str, archive: str) -> str:
-    """Return a relative name without "." and doubled slashes; DataError where it would lead out of a folder."""
+def _add_name(names: set[str], name: str, archive: str, *, is_folder: bool) -> str:
+    """Return a relative name without "." and doubled slashes; of a file, one that no file before has.
+
+    DataError where it would lead out of a folder.
+    """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     problem = find_odd_character(name) or find_escape(name)
     if problem is None and ("\\" in name or re.match("[A-Za-z]:", name)):
@@ -70,11 +64,19 @@ def clean_name(name: str, archive: str) -> str:
         problem = f"has a name longer than {MAX_PART_BYTES} bytes"
     if problem is not None:
         raise refuse(archive, name, problem)
-    return "/".join(parts)
+    clean = "/".join(parts)
+    if not is_folder:
+        if not clean or clean in names:
+            raise refuse(archive, clean, "is there twice" if clean else "is a file without a name")
+        names.add(clean)
+    return clean
 
 
-def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[Member]:
-    """Yield the files in a tar that is not compressed, or in one that lies at `start` in another file."""
+def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[tuple[str, int, int]]:
+    """Yield the files in a tar that is not compressed, or in one that lies at `start` in another file.
+
+    Of each its name, and offset and size of its content in the outermost file.
+    """
     title = printable(str(path)) + (f", the tar at byte {start}" if start else "")
     with MappedFile(path, random=True) as file:
         at, end = start, file.size if size is None else start + size
@@ -85,8 +87,7 @@ def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[Me
                 left = end - member.data.offset
                 raise refuse(title, member.name, f"claims {member.data.size:,} bytes, {left:,} are left")
             if member.is_file:
-                name = _add_name(names, member.name, title, is_folder=False)
-                yield Member(name, member.data.offset, member.data.size)
+                yield _add_name(names, member.name, title, is_folder=False), *member.data
         if at >= end:
             raise file.damaged(at, "the tar ends without its end mark, a block of zeros", _AGAIN)
 
@@ -121,7 +122,7 @@ def extract_tar(path: Path, target: Path) -> None:
     title, written = printable(str(path)), 0
     with _open_file(path) as file, _new_folder(path, target) as folder:
         room = shutil.disk_usage(folder).free
-        # Python 3.11.2, Debian 12's, has no filters; _check_member lets nothing through that they would stop.
+        # Python 3.11.2, Debian 12's, has no filters; _walk_tar lets nothing through that they would stop.
         filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         for tar, member in _walk_tar(file, title):
             written += member.size
@@ -143,7 +144,10 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         total, names, limit = 0, set[str](), MAX_RATIO * path.stat().st_size + MAX_RATIO_FREE_BYTES
         for info in archive.infolist():
             total += info.file_size
-            _check_zip_member(info, title)
+            if info.flag_bits & 0x2041:  # encrypted, strongly encrypted, with an encrypted directory
+                raise refuse(title, info.orig_filename, "is encrypted")
+            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise refuse(title, info.orig_filename, "is a link or a device; only files and folders are allowed")
             if total > limit:
                 raise refuse(title, info.filename, f"brings the content to over {MAX_RATIO} times the zip's size")
             is_folder = info.filename.endswith("/")
@@ -177,10 +181,21 @@ def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[Progress
         _check_room(path, total, shutil.disk_usage(folder).free)
         for name in {info.filename.rpartition("/")[0] for info in members}:
             (folder / name).mkdir(parents=True, exist_ok=True)
-        files = [info for info in members if not info.is_dir()]
+        lock = threading.Lock()
+
+        def unpack(files: Sequence[zipfile.ZipInfo]) -> int:
+            for info in files:
+                try:
+                    with _open_member(archive, lock, info) as member, (folder / info.filename).open("xb") as file:
+                        shutil.copyfileobj(member, file, CHUNK_BYTES)
+                        if file.tell() != info.file_size:
+                            raise EOFError(f"{file.tell():,} bytes, {info.file_size:,} are claimed")
+                except _BROKEN_ZIP as err:
+                    raise refuse(printable(str(path)), info.filename, f"is damaged: {printable(str(err))}") from err
+            return sum(info.file_size for info in files)
+
         with open_pool(workers) as pool:
-            unpack = partial(_unpack_members, path, archive, threading.Lock(), folder)
-            for size in map_in_order(unpack, files, pool):
+            for size in map_in_order(unpack, [info for info in members if not info.is_dir()], pool):
                 done += size
                 yield Progress(f"unpack {path.name}", done, total, "bytes")
 
@@ -204,11 +219,18 @@ class _LimitedFile:
     def __init__(self, file: BinaryIO, archive: str) -> None:
         num_bytes = file.seek(0, io.SEEK_END)
         file.seek(0)
-        unpacked = _open_packed(file)
-        self._file = unpacked or file
+        magic = file.read(6)
+        file.seek(0)
+        openers: dict[bytes, Callable[[BinaryIO], Any]] = {
+            b"\x1f\x8b": gzip.open,
+            b"BZh": bz2.open,
+            b"\xfd7zXZ\0": lzma.open,
+        }
+        opener = next((opener for start, opener in openers.items() if magic.startswith(start)), None)
+        self._file: BinaryIO = opener(file) if opener else file
         self._archive = archive
         self._done = 0
-        self.limit = num_bytes if unpacked is None else MAX_RATIO * num_bytes + MAX_RATIO_FREE_BYTES
+        self.limit = MAX_RATIO * num_bytes + MAX_RATIO_FREE_BYTES if opener else num_bytes
 
     def read(self, size: int) -> bytes:
         content = self._file.read(size)
@@ -227,7 +249,12 @@ def _walk_tar(file: BinaryIO, title: str) -> Iterator[tuple[tarfile.TarFile, tar
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictInfo) as tar:  # type: ignore[call-overload]
             while (member := tar.next()) is not None:
                 tar.members = []  # else it keeps all
-                _check_member(member, title, stream.limit)
+                if not (member.isfile() or member.isdir()) or member.issparse():
+                    what = "a link, a device or a sparse file"
+                    raise refuse(title, member.name, f"is {what}; only plain files and folders are allowed")
+                if not 0 <= member.size <= stream.limit:
+                    problem = f"claims {member.size:,} bytes, at most {stream.limit:,} are believed"
+                    raise refuse(title, member.name, problem)
                 member.name = _add_name(names, member.name, title, is_folder=member.isdir()) or "."
                 yield tar, member
             while stream.read(CHUNK_BYTES):  # to its end, where its checksum is
@@ -243,42 +270,6 @@ def _tar_errors(title: str) -> Iterator[None]:
             raise
         reason = printable(str(err)) or "it ends early"
         raise DataError(f"{title}: cannot be read as tar: {reason}", hint=_AGAIN) from err
-
-
-def _check_member(member: tarfile.TarInfo, title: str, limit: int) -> None:
-    if not (member.isfile() or member.isdir()) or member.issparse():
-        what = "a link, a device or a sparse file"
-        raise refuse(title, member.name, f"is {what}; only plain files and folders are allowed")
-    if not 0 <= member.size <= limit:
-        raise refuse(title, member.name, f"claims {member.size:,} bytes, at most {limit:,} are believed")
-
-
-def _check_zip_member(info: zipfile.ZipInfo, title: str) -> None:
-    if info.flag_bits & 0x2041:  # encrypted, strongly encrypted, with an encrypted directory
-        raise refuse(title, info.orig_filename, "is encrypted")
-    if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise refuse(title, info.orig_filename, "is a link or a device; only files and folders are allowed")
-
-
-def _add_name(names: set[str], name: str, title: str, *, is_folder: bool) -> str:
-    """Return a name in its clean form; of a file, one that no file before has."""
-    clean = clean_name(name, title)
-    if not is_folder and (not clean or clean in names):
-        raise refuse(title, clean, "is there twice" if clean else "is a file without a name")
-    if not is_folder:
-        names.add(clean)
-    return clean
-
-
-def _open_packed(file: BinaryIO) -> io.BufferedIOBase | None:
-    """Return the unpacked bytes of a gzip, bzip2 or xz file; None for any other."""
-    magic = file.read(6)
-    file.seek(0)
-    if magic.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=file)
-    if magic.startswith(b"BZh"):
-        return bz2.BZ2File(file)
-    return lzma.LZMAFile(file) if magic == b"\xfd7zXZ\0" else None
 
 
 def _open_file(path: Path) -> BinaryIO:
@@ -328,19 +319,3 @@ def _open_member(archive: zipfile.ZipFile, lock: threading.Lock, info: zipfile.Z
     finally:
         with lock:
             member.close()
-
-
-def _unpack_members(
-    path: Path, archive: zipfile.ZipFile, lock: threading.Lock, folder: Path, members: Sequence[zipfile.ZipInfo]
-) -> int:
-    total = 0
-    for info in members:
-        try:
-            with _open_member(archive, lock, info) as member, (folder / info.filename).open("xb") as file:
-                shutil.copyfileobj(member, file, CHUNK_BYTES)
-                if file.tell() != info.file_size:
-                    raise EOFError(f"{file.tell():,} bytes, {info.file_size:,} are claimed")
-                total += info.file_size
-        except _BROKEN_ZIP as err:
-            raise refuse(printable(str(path)), info.filename, f"is damaged: {printable(str(err))}") from err
-    return total

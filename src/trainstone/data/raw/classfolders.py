@@ -30,13 +30,17 @@ _NUMBERED = re.compile(r"(?:(.*)/)?([0-9]{1,9})/([^/]+)", re.ASCII)
 def find_class_folders(path: Path) -> DataSet:
     """Find train/<class> and val/<class> (or valid, validation, test), or class folders directly in the path."""
     folders = {folder.name.lower(): folder for folder in _list_folders(path)}
-    train = folders.get("train")
-    val = next((folders[name] for name in VAL_FOLDERS if name in folders and _has_folders(folders[name])), None)
-    if train is None and val is None:
-        train = path
-    parts = [("train", train), ("val", val)]
-    builders = {name: _gather(folder) for name, folder in parts if folder is not None}
-    classes = _rank(next(iter(builders.values())).classes)
+    found = {"train": folders["train"]} if "train" in folders else {}
+    for folder in (folders[name] for name in VAL_FOLDERS if name in folders):
+        # A folder of pictures alone is a class, or has no labels.
+        if any(inner.name != folder.name and not inner.name.startswith(".") for inner in _list_folders(folder)):
+            found["val"] = folder
+            break
+        log.warning("%s: holds no class folders, so it is not used for validation", printable(str(folder)))
+    builders = {name: _gather(folder) for name, folder in (found or {"train": path}).items()}
+    classes = next(iter(builders.values())).classes  # in the order of the walk
+    if all(name.isascii() and name.isdigit() for name in classes):
+        classes.sort(key=lambda name: (int(name), name))
     splits = [Split(name, builder.finish(classes, _find_boxes(path, name))) for name, builder in builders.items()]
     return DataSet("classify", "class folders", [ClassName(name) for name in classes], splits)
 
@@ -72,7 +76,11 @@ def find_tiny_imagenet(path: Path) -> DataSet:
         elif match := _TINY_TRAIN.fullmatch(name):
             train.add(f"{match[1]}/{match[2]}", match[1], place)
         elif match := _TINY_VAL.fullmatch(name):
-            _add_tiny_val(val, match[1], match[2], wnids, place)
+            folder, file = match.groups()
+            wnid = wnids.get(file) if folder in (None, "images") else folder
+            if wnid is None:
+                raise DataError(f"val/{printable(file)} of Tiny-ImageNet has no line in val_annotations.txt")
+            val.add(f"{wnid}/{file}", wnid, place)
     if not train and not val:
         raise DataError(f"{printable(str(path))}: no pictures of Tiny-ImageNet, train/<wnid>/ and val/ were looked for")
     for name in (name for name, builder in builders.items() if not builder):
@@ -95,7 +103,12 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
 
     Folders are ImageNet's labels: 1000 classes named 0 to 999, whichever of them are there.
     """
-    found = _locate_v2(path)
+    found = path
+    if path.is_dir():  # the one tar of ImageNetV2 in a folder that holds no folders of pictures
+        tars = sorted(file for file in path.glob("imagenetv2*.tar*") if file.is_file())
+        found = tars[0] if len(tars) == 1 and not _list_folders(path) else path
+    elif not path.is_file():
+        raise DataError(f"{printable(str(path))}: no such file or folder")
     if found.name.lower().endswith(_PACKED_SUFFIXES):
         found = unpack_once(found, work)
     builder = ListingBuilder(path)
@@ -122,15 +135,15 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
 def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     builder = ListingBuilder(root)
     others: list[str] = []
-    for folder in walk_folder(root):
-        pictures = [file for file in folder.files if is_picture(file)]
-        if pictures and not folder.name:
+    for folder, path, files in walk_folder(root):
+        pictures = [file for file in files if is_picture(file)]
+        if pictures and not folder:
             hint = "put each image into the folder of its class"
             raise DataError(f"{root}: {pictures[0]} is in no class folder", hint=hint)
-        others += [file for file in folder.files if file.lower().endswith(OTHER_SUFFIXES)]
-        place = Place(folder.path)
+        others += [file for file in files if file.lower().endswith(OTHER_SUFFIXES)]
+        place = Place(path)
         for file in pictures:
-            builder.add(f"{folder.name}/{file}", folder.name, place)
+            builder.add(f"{folder}/{file}", folder, place)
     if others:
         told = "%s: %d files like %s are left out: class folders are read as im2rec does, .jpg, .jpeg and .png"
         log.warning(told, printable(str(root)), len(others), printable(others[0]))
@@ -139,23 +152,8 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     return builder
 
 
-def _rank(classes: list[str]) -> list[str]:
-    """Put folders in order; they come in that of the walk, and where all are numbers they are ranked as such."""
-    if all(name.isascii() and name.isdigit() for name in classes):
-        return sorted(classes, key=lambda name: (int(name), name))
-    return classes
-
-
 def _list_folders(path: Path) -> list[Path]:
     return [entry for entry in list_entries(path) if entry.is_dir()]
-
-
-def _has_folders(path: Path) -> bool:
-    """Say whether this is a split; a folder of pictures alone is a class, or has no labels."""
-    if any(path.name != name.name and not name.name.startswith(".") for name in _list_folders(path)):
-        return True
-    log.warning("%s: holds no class folders, so it is not used for validation", printable(str(path)))
-    return False
 
 
 def _locate_tiny(path: Path) -> Path:
@@ -166,13 +164,6 @@ def _locate_tiny(path: Path) -> Path:
         return path / f"{TINY_NAME}.zip"
     hint = f"give {TINY_NAME}.zip or the folder it extracts to"
     raise DataError(f"{path}: no Tiny-ImageNet; train/ and val/, or {TINY_NAME}.zip were looked for", hint=hint)
-
-
-def _add_tiny_val(val: ListingBuilder, folder: str | None, file: str, wnids: dict[str, str], place: Place) -> None:
-    wnid = wnids.get(file) if folder in (None, "images") else folder
-    if wnid is None:
-        raise DataError(f"val/{printable(file)} of Tiny-ImageNet has no line in val_annotations.txt")
-    val.add(f"{wnid}/{file}", wnid, place)
 
 
 def _read_tiny_boxes(lines: Sequence[str], first: int) -> dict[str, tuple[Edges, ...]]:
@@ -187,14 +178,3 @@ def _read_tiny_boxes(lines: Sequence[str], first: int) -> dict[str, tuple[Edges,
         if left < right and top < bottom:
             boxes[fields[0].rpartition(".")[0]] = ((left, top, right, bottom),)
     return boxes
-
-
-def _locate_v2(path: Path) -> Path:
-    """Return the path, or the one tar of ImageNetV2 in a folder that holds no folders of pictures."""
-    if path.is_dir():
-        tars = sorted(file for file in path.glob("imagenetv2*.tar*") if file.is_file())
-        if len(tars) == 1 and not _list_folders(path):
-            return tars[0]
-    elif not path.is_file():
-        raise DataError(f"{printable(str(path))}: no such file or folder")
-    return path

@@ -31,6 +31,7 @@ WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 IN_NAME = re.compile(r"-([0-9a-f]{8}|[0-9a-f]{64})\.[A-Za-z]+")
 _ABSENT = (403, 404, 410)  # object stores answer 403 for a missing file
 _TEMPORARY = (408, 425, 429)  # and all from 500
+_BROKEN = (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException, ssl.SSLError)
 
 
 class Wanted(NamedTuple):
@@ -113,7 +114,11 @@ def fetch(
         for wanted in files:
             final = target / wanted.name
             if final.exists():
-                yield from _check_present(final, wanted)
+                digest = hashlib.new(wanted.kind, usedforsecurity=False)
+                with final.open("rb") as present:
+                    yield from _hash(present, digest, wanted.name)
+                other = DataError(f"{final} is another file", hint="remove it to download it again")
+                _check_digest(digest, wanted, other)
                 continue
             part = final.with_name(f"{wanted.name}.{wanted.digits[:8]}.partial")
             with _open_part(part, final) as file:
@@ -128,13 +133,6 @@ def fetch(
     except OSError as err:
         hint = "make room if the disk is full, and run it again: it resumes"
         raise DataError(f"cannot download to {err.filename or target}: {err.strerror or err}", hint=hint) from err
-
-
-def _check_present(final: Path, wanted: Wanted) -> Iterator[Progress]:
-    digest = hashlib.new(wanted.kind, usedforsecurity=False)
-    with final.open("rb") as file:
-        yield from _hash(file, digest, wanted.name)
-    _check_digest(digest, wanted, DataError(f"{final} is another file", hint="remove it to download it again"))
 
 
 def _check_digest(digest: "hashlib._Hash", wanted: Wanted, error: DataError) -> None:
@@ -196,17 +194,14 @@ class _Download:
             try:
                 with self._request(self._file.tell()) as response:
                     yield from self._receive(response)
-            except (
-                urllib.error.URLError,
-                ConnectionError,
-                TimeoutError,
-                http.client.HTTPException,
-                ssl.SSLError,
-            ) as err:
+            except _BROKEN as err:
                 failures = 0 if self._file.tell() > furthest else failures + 1
                 furthest = max(furthest, self._file.tell())
                 if failures >= len(WAITS_SECONDS):
-                    message = f"cannot download {_hide_query(wanted.addresses[0])}: {_describe(err)}"
+                    reason = err.reason if isinstance(err, urllib.error.URLError) else err
+                    cause = reason if isinstance(reason, Exception) else err
+                    told = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+                    message = f"cannot download {_hide_query(wanted.addresses[0])}: {told}"
                     raise DataError(message, hint="run it again later: it resumes") from err
                 self._sleep(WAITS_SECONDS[failures])
         hint = "run it again; if that does not help, the file on the server is damaged or another one"
@@ -244,7 +239,10 @@ class _Download:
     def _receive(self, response: http.client.HTTPResponse) -> Iterator[Progress]:
         """Append the bytes of an answer; it may begin at another byte than requested."""
         wanted, file = self._wanted, self._file
-        start, total = _parse_range(response)
+        start, total = 0, response.length
+        if response.status == 206:
+            span = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})", response.headers.get("Content-Range", ""))
+            start, total = (int(span[1]), int(span[2])) if span else (-1, None)
         if start != file.tell():
             file.seek(0)
             file.truncate()
@@ -271,19 +269,6 @@ class _Download:
             raise ConnectionError(f"the connection ends at byte {file.tell()} of {total}")
 
 
-def _parse_range(response: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """Return the byte that an answer begins with (-1: not readable) and the length of the whole file."""
-    if response.status != 206:
-        return 0, response.length
-    found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})", response.headers.get("Content-Range", ""))
-    return (int(found[1]), int(found[2])) if found else (-1, None)
-
-
 def _hide_query(address: str) -> str:
     """Return an address without its query, which may be a token."""
     return address.partition("?")[0]
-
-
-def _describe(err: Exception) -> str:
-    cause = err.reason if isinstance(err, urllib.error.URLError) and isinstance(err.reason, Exception) else err
-    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

@@ -44,15 +44,6 @@ class Place(NamedTuple):
     size: int = -1
 
 
-class Folder(NamedTuple):
-    """A folder met on a walk."""
-
-    name: str
-    """Relative to where the walk began, with /; empty there."""
-    path: Path
-    files: list[str]
-
-
 class FileTree(NamedTuple):
     """Files by relative name: for data sets of some 100,000."""
 
@@ -81,9 +72,9 @@ def open_tree(path: Path) -> FileTree:
 def walk_files(path: Path) -> Iterator[tuple[str, Place]]:
     """Yield name and place of the files that are not hidden in a folder, a zip or a tar that is not compressed."""
     if path.is_dir():
-        for folder in walk_folder(path):
-            prefix, place = f"{folder.name}/" if folder.name else "", Place(folder.path)
-            yield from ((prefix + file, place) for file in folder.files)
+        for folder, inside, files in walk_folder(path):
+            prefix, place = f"{folder}/" if folder else "", Place(inside)
+            yield from ((prefix + file, place) for file in files)
     elif _is_zip(path):
         with open_zip(path) as archive:
             for number, info in enumerate(archive.infolist()):
@@ -102,8 +93,11 @@ def list_entries(folder: Path) -> list[Path]:
         raise _unreadable(str(folder), err) from err
 
 
-def walk_folder(root: Path) -> Iterator[Folder]:
-    """Yield folders as im2rec.py meets them: a folder before what is in it, all sorted by name, links followed."""
+def walk_folder(root: Path) -> Iterator[tuple[str, Path, list[str]]]:
+    """Yield folders as im2rec.py meets them: a folder before what is in it, all sorted by name, links followed.
+
+    Of each its name relative to the root, with / (empty for the root), its path, and its files.
+    """
     stack: list[tuple[str, Path, tuple[tuple[int, int], ...]]] = [("", root, ())]
     while stack:
         name, path, parents = stack.pop()
@@ -117,7 +111,7 @@ def walk_folder(root: Path) -> Iterator[Folder]:
         if identity in parents:
             log.warning("%s: a link to a folder that it lies in; left out", printable(str(path)))
             continue
-        yield Folder(name, path, [file for file, _, is_file in found if is_file])
+        yield name, path, [file for file, _, is_file in found if is_file]
         for inner in reversed([file for file, is_folder, _ in found if is_folder]):
             stack.append((f"{name}/{inner}" if name else inner, path / inner, (*parents, identity)))
 
@@ -144,7 +138,13 @@ class FileListing:
         self._containers = containers
         self._folders = [f"{container}/" for container in containers]
         self._rows = rows  # (pictures, 4): label, number of the container, offset, size
-        self._box_starts, self._boxes = _gather_boxes(names, boxes)
+        starts, edges = array("q", [0]), array("d")  # the boxes of all samples: little memory for many
+        for name in names:
+            stem = name.rpartition(".")[0]
+            for box in boxes.get(stem) or boxes.get(stem.rpartition("/")[2], ()):
+                edges.extend(box)
+            starts.append(len(edges) // 4)
+        self._box_starts, self._boxes = np.array(starts), np.array(edges).reshape(-1, 4)
         self._lock = threading.Lock()
         self._zips: dict[Path, zipfile.ZipFile] = {}
 
@@ -260,19 +260,6 @@ def _is_zip(path: Path) -> bool:
     return path.suffix.lower() == ".zip"
 
 
-def _gather_boxes(
-    names: Sequence[str], boxes: Mapping[str, Sequence[Edges]]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the boxes of all samples as one array, and where each sample's begin: little memory for many."""
-    starts, edges = array("q", [0]), array("d")
-    for name in names:
-        stem = name.rpartition(".")[0]
-        for box in boxes.get(stem) or boxes.get(stem.rpartition("/")[2], ()):
-            edges.extend(box)
-        starts.append(len(edges) // 4)
-    return np.array(starts), np.array(edges).reshape(-1, 4)
-
-
 class ListingBuilder:
     """Gathers pictures of one split in any order."""
 
@@ -320,18 +307,14 @@ class ListingBuilder:
             )
         rows = np.array(self._rows).reshape(-1, 4)
         rows[:, 0] = np.array([ranks.get(name, -1) for name in self._classes], np.int64)[rows[:, 0]]
-        order = self._sort(rows[:, 0])
+        order = np.argsort(rows[:, 0], kind="stable")
+        order = order[np.searchsorted(rows[order, 0], 0) :]  # those skipped have -1
+        starts = np.flatnonzero(np.diff(rows[order, 0], prepend=-2))
+        for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
+            order[first:last] = sorted(order[first:last].tolist(), key=self._names.__getitem__)
         names = [self._names[i] for i in order]
         for name, following in pairwise(names):
             if name == following:
                 message = f"{self._where}: two pictures are named {printable(name)}"
                 raise DataError(message, hint="take one of them away")
         return FileListing(names, list(self._containers), rows[order], boxes or {})
-
-    def _sort(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        order = np.argsort(labels, kind="stable")
-        order = order[np.searchsorted(labels[order], 0) :]  # those skipped have -1
-        starts = np.flatnonzero(np.diff(labels[order], prepend=-2))
-        for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
-            order[first:last] = sorted(order[first:last].tolist(), key=self._names.__getitem__)
-        return order

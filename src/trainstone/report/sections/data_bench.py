@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
+from trainstone.report.blocks import Facts, Prose, Section
 from trainstone.report.view import RunView
 from trainstone.results import feeding as loading
 from trainstone.results.feeding import Feeding
@@ -20,8 +20,7 @@ METHOD = (
     "with the most threads, because that rate usually falls as threads share caches, memory and power. A stage's time "
     "is that of one image on one thread, with the fewest threads measured."
 )
-FARTHEST_DEMAND = 2.0
-"""A demand is drawn up to this many times the best rate: a farther one would flatten the points."""
+FARTHEST_DEMAND = 2.0  # A demand is drawn up to this many times the best rate: a farther one would flatten the points
 
 
 def of_data_bench(build: Callable[[Feeding], Section | None]) -> Callable[[RunView], Section | None]:
@@ -51,11 +50,8 @@ def build_threads(feeding: Feeding) -> Section:
     best = loading.best_point(feeding)
     fastest = f"{format_rate(best.images_per_second)} images/s with {format_count(best.threads, 'thread')}"
     lead = f"{fastest}; {'; '.join(loading.describe_covers(feeding))}."
-    drawn: list[Block] = [draw_threads(feeding)] if len(feeding.points) > 1 else []
-    return Section("threads", "Speed by threads", [*drawn, thread_table(feeding)], lead)
-
-
-def draw_threads(feeding: Feeding) -> Figure:
+    if len(feeding.points) < 2:
+        return Section("threads", "Speed by threads", [thread_table(feeding)], lead)
     rows: list[dict[str, Any]] = []
     for point in sorted(feeding.points, key=lambda point: point.threads):
         interval = f" ({format_interval(point.ci95)})" if point.ci95 else ""
@@ -72,20 +68,15 @@ def draw_threads(feeding: Feeding) -> Figure:
     if 0 < demanded <= FARTHEST_DEMAND * max(row["y"] for row in rows):
         layers.append(charts.mark("rule", [{"y": demanded}], {"strokeWidth": 2, "color": charts.ORANGE}, y=y))
         described += f" The line at {format_rate(demanded)} is the demand."
-    return charts.figure("threads", "Images/s by threads", described, layers, height=280)
+    drawn = charts.figure("threads", "Images/s by threads", described, layers, height=280)
+    return Section("threads", "Speed by threads", [drawn, thread_table(feeding)], lead)
 
 
 @of_data_bench
 def build_stages(feeding: Feeding) -> Section | None:
-    stage = loading.largest_stage(feeding)
-    if stage is None:
+    largest = loading.largest_stage(feeding)
+    if largest is None:
         return None
-    total = loading.format_microseconds(sum(part.seconds_per_image for part in feeding.stages))
-    lead = f"Of {total} µs an image, {loading.WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)}."
-    return Section("stages", "Where the time goes", [draw_stages(feeding), stage_table(feeding)], lead)
-
-
-def draw_stages(feeding: Feeding) -> Figure:
     rows: list[dict[str, Any]] = []
     for stage in feeding.stages:
         spent, share = loading.format_microseconds(stage.seconds_per_image), format_percent(stage.share, 0)
@@ -94,8 +85,12 @@ def draw_stages(feeding: Feeding) -> Figure:
     x = charts.across("µs an image", domain=[0, 1.15 * max(row["x"] for row in rows) or 1.0], nice=False, tickCount=5)
     tooltip = charts.tips("share", what="stage", told="µs an image")
     chart = charts.bars(rows, x, step=34, limit=160, label="share", tooltip=tooltip)
-    described = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
-    return charts.figure("stages", "What a picture's stages take", f"Microseconds an image: {described}.", chart)
+    told = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
+    drawn = charts.figure("stages", "What a picture's stages take", f"Microseconds an image: {told}.", chart)
+    total = loading.format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
+    name = loading.WORK.get(largest.name, largest.name)
+    lead = f"Of {total} µs an image, {name} takes {format_percent(largest.share, 0)}."
+    return Section("stages", "Where the time goes", [drawn, stage_table(feeding)], lead)
 
 
 @of_data_bench

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainstone.config.load import flatten
-from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section
-from trainstone.report.view import Child, RunView
+from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section, keep_known
+from trainstone.report.view import RunView
 from trainstone.results.schema import FINISHED, Memory, Result
 from trainstone.results.summary import describe_interval, describe_preflight, describe_repeat
 from trainstone.results.tables import Table
 from trainstone.units import format_bytes, format_rate, format_seconds
 
 CONTENTS = {
+    "steps-rank": "every step",
+    "telemetry-": "telemetry",
     "result.json": "all numbers, with the configuration and the machine",
     "config.toml": "the resolved recipe",
     "machine.json": "machine facts",
@@ -24,29 +26,24 @@ SEVERITIES = ("error", "warning", "info")
 
 def build_findings(view: RunView) -> Section | None:
     rows = sorted(view.result.findings, key=lambda found: SEVERITIES.index(found.severity))
-    if rows:
-        return Section("findings", "Findings", [Findings(rows)])
-    if view.result.status in FINISHED:
-        return Section("findings", "Findings", [Prose("None: nothing speaks against these numbers.")])
-    return None
+    block = Findings(rows) if rows else Prose("None: nothing speaks against these numbers.")
+    return Section("findings", "Findings", [block]) if rows or view.result.status in FINISHED else None
 
 
 def build_memory(view: RunView) -> Section | None:
     memory, energy = view.result.memory or Memory(), view.result.energy
-    faults = memory.page_faults_per_step
+    device, host, faults = memory.peak_device_bytes, memory.peak_host_bytes, memory.page_faults_per_step
     facts = {
-        "memory of the device, at most": format_bytes(memory.peak_device_bytes) if memory.peak_device_bytes else "",
-        "memory of the host, at most": format_bytes(memory.peak_host_bytes) if memory.peak_host_bytes else "",
+        "memory of the device, at most": format_bytes(device) if device else "",
+        "memory of the host, at most": format_bytes(host) if host else "",
         "allocator": memory.allocator,
         "page faults a step": "" if faults is None else f"{faults:,.0f}",
     }
     if energy:
-        facts["energy an image"] = f"{energy.joules_per_image:.3g} J"
-        facts["average power"] = f"{energy.average_watts:.3g} W"
-        facts["meter"] = energy.meter
-    rows = [(name, text) for name, text in facts.items() if text]
-    title = "Memory and energy" if energy else "Memory"
-    return Section("resources", title, [Facts(rows)]) if rows else None
+        facts |= {"energy an image": f"{energy.joules_per_image:.3g} J"}
+        facts |= {"average power": f"{energy.average_watts:.3g} W", "meter": energy.meter}
+    rows = keep_known(facts)
+    return Section("resources", "Memory and energy" if energy else "Memory", [Facts(rows)]) if rows else None
 
 
 def build_machine(view: RunView) -> Section | None:
@@ -57,8 +54,7 @@ def build_machine(view: RunView) -> Section | None:
         return None
     names = sorted({device.name for device in view.result.devices})
     lead = f"{', '.join(names)} on {view.result.process.host}." if names else ""
-    noise = view.result.noise
-    if noise:
+    if noise := view.result.noise:
         lead += f" Noise grade {noise.grade}: {'; '.join(noise.reasons) or 'quiet'}."
     return Section("machine", "Machine", blocks, lead.strip())
 
@@ -79,21 +75,13 @@ def build_ranks(view: RunView) -> Section | None:
     preflight = view.result.preflight
     if preflight is None:
         return None
-    hosts = [
-        [
-            host.host,
-            str(len(host.ranks)),
-            "" if host.devices is None else str(host.devices),
-            host.interface or "",
-            host.address or "",
-            host.versions.get("torch", ""),
-        ]
-        for host in preflight.hosts
-    ]
+    hosts = []
+    for host in preflight.hosts:
+        devices, torch = "" if host.devices is None else str(host.devices), host.versions.get("torch", "")
+        hosts.append([host.host, str(len(host.ranks)), devices, host.interface or "", host.address or "", torch])
     columns = ["host", "ranks", "devices", "interface", "address", "torch"]
-    blocks: list[Block] = [Table(columns, hosts, numeric=[False, True, True, False, False, False], sortable=True)]
-    timed = preflight.all_reduce
-    if timed:
+    blocks = [Table(columns, hosts, numeric=[False, True, True, False, False, False], sortable=True)]
+    if timed := preflight.all_reduce:
         rows = [
             [format_bytes(size), format_seconds(seconds), f"{format_bytes(size / seconds)}/s" if seconds else ""]
             for size, seconds in zip(timed.bytes, timed.seconds, strict=False)
@@ -108,26 +96,20 @@ def build_points(view: RunView) -> Section | None:
         return None
     rows = []
     for child in view.children:
-        result, rate, interval = child.result, "", ""
-        if result is not None and result.throughput is not None:
-            rate, interval = format_rate(result.throughput.images_per_second), describe_interval(result.throughput)
-        noise = result.noise.grade if result and result.noise else ""
-        rows.append([child.label, rate, interval, noise, result.status if result else "cannot be read"])
-    links = [address(view, child) for child in view.children]
+        if result := child.result:
+            measured, noise = result.throughput, result.noise.grade if result.noise else ""
+            speed = [format_rate(measured.images_per_second), describe_interval(measured)] if measured else ["", ""]
+            rows.append([child.label, *speed, noise, result.status])
+        else:
+            rows.append([child.label, "", "", "", "cannot be read"])
+    links = [child.link for child in view.children]
     columns = ["run", "images/s", "interval", "noise", "status"]
     table = Table(columns, rows, links=links, numeric=[False, True, False, False, False])
     return Section("points", "Runs", [table], f"{len(rows)} runs in points/.")
 
 
-def address(view: RunView, child: Child) -> str | None:
-    """Return the child's page, or its result where it has none; nothing for one that was not read."""
-    if child.result is None:
-        return None
-    files = (f"{child.run}/{name}" for name in ("report.html", "result.json"))
-    return next((view.address(file) for file in files if (view.path / file).is_file()), None)
-
-
 def build_repeat(view: RunView) -> Section | None:
+    """Files of the run itself are linked; those of its points are linked from their own pages."""
     result = view.result
     facts = [
         ("run", result.run_id),
@@ -136,39 +118,31 @@ def build_repeat(view: RunView) -> Section | None:
         ("status", result.status),
         ("command", result.command),
     ]
-    blocks: list[Block] = [Facts(facts)]
     try:
         config = (view.path / "config.toml").read_text(encoding="utf-8")[:MOST_CONFIG]
     except (OSError, UnicodeDecodeError):
         config = ""
-    if config:
-        blocks.append(Code("Repeat it", describe_repeat(result, view.path)))
-    names = list_files(view)
-    kinds = {"steps-rank": "every step", "telemetry-": "telemetry"} | CONTENTS
-    told = [next((what for start, what in kinds.items() if name.startswith(start)), "") for name in names]
-    if names:
-        blocks.append(Links([(view.address(name), what) for name, what in zip(names, told, strict=True)]))
-    if config:
-        blocks.append(Code("Configuration", config, folded=True))
-    return Section("repeat", "Repeat it, and raw data", blocks)
-
-
-def list_files(view: RunView) -> list[str]:
-    """Files of the run itself; those of its points are linked from their own pages."""
     names = [
         path.relative_to(view.path).as_posix()
         for folder in (view.path, view.path / "original", view.path / "trace", view.path / "launch")
         for path in sorted(folder.glob("*"))
         if path.is_file() and path.name != "report.html" and not path.name.endswith(".partial")
     ]
-    return names[:MAX_LINKS]
+    links = [
+        (view.address(name), next((what for start, what in CONTENTS.items() if name.startswith(start)), ""))
+        for name in names[:MAX_LINKS]
+    ]
+    blocks: list[Block] = [Facts(facts)]
+    blocks += [Code("Repeat it", describe_repeat(result, view.path))] if config else []
+    blocks += [Links(links)] if links else []
+    blocks += [Code("Configuration", config, folded=True)] if config else []
+    return Section("repeat", "Repeat it, and raw data", blocks)
 
 
 def build_unmeasured(view: RunView) -> Section | None:
     """What was not measured, and why: a row for each thing a reader may miss."""
-    rows = list(dict.fromkeys(_list_missing(view.result)))
-    rows += [("unreadable", doubt) for doubt in dict.fromkeys(view.doubts)]
-    return Section("unmeasured", "Not measured, and why", [Facts(rows)]) if rows else None
+    rows = dict.fromkeys([*_list_missing(view.result), *(("unreadable", doubt) for doubt in view.doubts)])
+    return Section("unmeasured", "Not measured, and why", [Facts(list(rows))]) if rows else None
 
 
 def _list_missing(result: Result) -> Iterator[tuple[str, str]]:

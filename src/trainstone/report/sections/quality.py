@@ -5,28 +5,24 @@ import re
 from collections.abc import Sequence
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Figure, Gallery, Outline, Picture, Prose, Section
+from trainstone.report.blocks import Block, Gallery, Outline, Picture, Prose, Section
 from trainstone.report.charts import PALETTE, Rows, mark, tips
 from trainstone.report.view import RunView
 from trainstone.results.learning import describe_metric, find_best, format_epochs
-from trainstone.results.quality import Quality, QualityPicture, QualityTable, ShownBox
-from trainstone.results.tables import Cell, format_rows, is_number, quality_table
+from trainstone.results.quality import QualityPicture, QualityTable, ShownBox
+from trainstone.results.tables import format_rows, is_number, quality_table
 from trainstone.units import format_count
 
 HEIGHT = 280
 MOST_BARS = 400
 MOST_ROWS = 2000
-MIN_SCORE = 0.3
-"""Found boxes below it are hidden until the reader asks for them."""
+MIN_SCORE = 0.3  # found boxes below it are hidden until the reader asks for them
 MOST_PICTURES = 48
 MOST_BOXES = 300
-MOST_BYTES = 2_000_000
-"""Of one file: the page carries them all."""
+MOST_BYTES = 2_000_000  # of one file: the page carries them all
 MOST_LETTERS = 28
-SHAPE = 4 / 3
-"""Width over height of a picture's place on the page (templates/style.css)."""
-LETTERS_A_WIDTH = 27
-"""Height of the words in a picture, as a part of the place's width."""
+SHAPE = 4 / 3  # width over height of a picture's place on the page (templates/style.css)
+LETTERS_A_WIDTH = 27  # height of the words in a picture, as a part of the place's width
 JPEG_START = b"\xff\xd8\xff"
 
 
@@ -39,63 +35,54 @@ def build(view: RunView) -> Section | None:
     blocks += [Prose(note) for note in notes]
     for number, table in enumerate(quality.tables):
         blocks += draw_quality_table(number, table)
-    return Section("quality", "What was found", blocks, describe_evaluation(quality)) if blocks else None
-
-
-def describe_evaluation(quality: Quality) -> str:
-    if find_best(quality) is None or quality.value is None:
-        return ""
-    after = next((found.epoch for found in quality.history if found.metrics.get(quality.metric) == quality.value), None)
-    when = "" if after is None else f", after {format_epochs(after)}"
-    return f"Of the evaluation with {describe_metric(quality.metric, quality.value, quality.target)}{when}."
+    lead, metric, value = "", quality.metric, quality.value
+    if find_best(quality) is not None and value is not None:
+        after = next((found.epoch for found in quality.history if found.metrics.get(metric) == value), None)
+        when = "" if after is None else f", after {format_epochs(after)}"
+        lead = f"Of the evaluation with {describe_metric(metric, value, quality.target)}{when}."
+    return Section("quality", "What was found", blocks, lead) if blocks else None
 
 
 def draw_quality_table(number: int, table: QualityTable) -> list[Block]:
-    """Return a chart and its note, or a table; rows that do not fit the columns are left out."""
-    rows = [row for row in table.rows[:MOST_ROWS] if len(row) == len(table.columns)]
+    """Return a chart and its note, or a table; rows that do not fit the columns are left out.
+
+    Lines: one for each name in the third column, with axes from 0 to 1 where everything lies there. Bars: one for each
+    row, with its value; the other columns are shown when it is pointed at.
+    """
+    columns, rows = table.columns, [row for row in table.rows[:MOST_ROWS] if len(row) == len(table.columns)]
     name = f"quality-{number}-{re.sub('[^a-z0-9]+', '-', table.name.lower())}"[:60].strip("-")
-    measured = [row for row in rows if is_number(row[1])] if len(table.columns) > 1 else []
-    drawn: Figure | None = None
-    if table.drawn == "lines" and measured and len(table.columns) > 2:
-        drawn = draw_lines(name, table, [row for row in measured if is_number(row[0])])
+    measured = [row for row in rows if is_number(row[1])] if len(columns) > 1 else []
+    if table.drawn == "lines" and measured and len(columns) > 2:
+        measured = [row for row in measured if is_number(row[0])]
+        names = list(dict.fromkeys(str(row[2]) for row in measured))[: len(PALETTE)]
+        found: Rows = [
+            {"x": row[0], "y": row[1], "what": str(row[2]), "told": f"{text[1]} at {text[0]}"}
+            for row, text in zip(measured, format_rows(measured), strict=True)
+            if str(row[2]) in names
+        ]
+        whole = all(0 <= point[axis] <= 1 for point in found for axis in ("x", "y"))
+        scale = {"domain": [0, 1]} if whole else {"zero": False, "nice": True}
+        x, y = charts.across(columns[0], tickCount=10, **scale), charts.up(columns[1], tickCount=5, **scale)
+        color, tooltip = charts.colours(dict(zip(names, PALETTE, strict=False))), tips(what="line", told="is")
+        layers = [
+            mark("line", found, {"strokeWidth": 2}, x=x, y=y, color=color),
+            mark("point", found, {"size": 60, "opacity": 0}, x=x, y=y, tooltip=tooltip),
+        ]  # the points are there to be pointed at
+        drawn = charts.figure(name, table.title, "", layers, quality_table(columns, measured), height=HEIGHT)
     elif table.drawn == "bars" and measured:
-        drawn = draw_bars(name, table, measured[:MOST_BARS])
-    if drawn is not None:
-        return [drawn, Prose(table.note)] if table.note else [drawn]
-    caption = f"{table.title}. {table.note}" if table.note else table.title
-    return [quality_table(table.columns, rows, caption)] if rows else []
-
-
-def draw_lines(name: str, table: QualityTable, rows: list[list[Cell]]) -> Figure:
-    """One line for each name in the third column; both axes from 0 to 1 where everything lies there."""
-    names = list(dict.fromkeys(str(row[2]) for row in rows))[: len(PALETTE)]
-    found: Rows = [
-        {"x": row[0], "y": row[1], "what": str(row[2]), "told": f"{text[1]} at {text[0]}"}
-        for row, text in zip(rows, format_rows(rows), strict=True)
-        if str(row[2]) in names
-    ]
-    whole = all(0 <= point[axis] <= 1 for point in found for axis in ("x", "y"))
-    scale = {"domain": [0, 1]} if whole else {"zero": False, "nice": True}
-    x, y = charts.across(table.columns[0], tickCount=10, **scale), charts.up(table.columns[1], tickCount=5, **scale)
-    color = charts.colours(dict(zip(names, PALETTE, strict=False)))
-    layers = [
-        mark("line", found, {"strokeWidth": 2}, x=x, y=y, color=color),
-        mark("point", found, {"size": 60, "opacity": 0}, x=x, y=y, tooltip=tips(what="line", told="is")),
-    ]  # the points are there to be pointed at
-    return charts.figure(name, table.title, "", layers, quality_table(table.columns, rows), height=HEIGHT)
-
-
-def draw_bars(name: str, table: QualityTable, rows: list[list[Cell]]) -> Figure:
-    """One bar for each row, with its value; the other columns are shown when it is pointed at."""
-    found: Rows = [
-        {"what": text[0], "x": row[1], "told": text[1]}
-        | {"more": ", ".join(f"{column} {cell}" for column, cell in zip(table.columns[1:], text[1:], strict=True))}
-        for row, text in zip(rows, format_rows(rows), strict=True)
-    ]
-    domain = charts.leave_room([bar["x"] for bar in found])
-    x = charts.across(table.columns[1], domain=domain, nice=False, tickCount=5)
-    chart = charts.bars(found, x, step=18, label="told", tooltip=tips(what="row", more="is"))
-    return charts.figure(name, table.title, "", chart, quality_table(table.columns, rows))
+        measured = measured[:MOST_BARS]
+        found = [
+            {"what": text[0], "x": row[1], "told": text[1]}
+            | {"more": ", ".join(f"{column} {cell}" for column, cell in zip(columns[1:], text[1:], strict=True))}
+            for row, text in zip(measured, format_rows(measured), strict=True)
+        ]
+        x = charts.across(columns[1], domain=charts.leave_room([bar["x"] for bar in found]), nice=False, tickCount=5)
+        chart = charts.bars(found, x, step=18, label="told", tooltip=tips(what="row", more="is"))
+        drawn = charts.figure(name, table.title, "", chart, quality_table(columns, measured))
+    else:
+        caption = f"{table.title}. {table.note}" if table.note else table.title
+        return [quality_table(columns, rows, caption)] if rows else []
+    return [drawn, Prose(table.note)] if table.note else [drawn]
 
 
 def read_gallery(view: RunView, pictures: Sequence[QualityPicture]) -> tuple[Gallery | None, list[str]]:

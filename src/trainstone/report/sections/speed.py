@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Facts, Figure, Section
-from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, Rows, across, figure
+from trainstone.report.blocks import Block, Facts, Section, keep_known
+from trainstone.report.charts import BLUE, DASHED, GREY, ORANGE, TEAL, Rows, across, figure, mark, tips
 from trainstone.report.view import RunView
-from trainstone.results.anchors import Anchor, anchors_for, matching_device
+from trainstone.results.anchors import anchors_for, matching_device
 from trainstone.results.checks import tell_feeding
 from trainstone.results.combine import list_repeated_facts
 from trainstone.results.learning import list_facts
 from trainstone.results.ratio import tell_exchange
-from trainstone.results.schema import Device, Loader, Phases, Result, StepSeconds, Utilisation
-from trainstone.results.series import BIN_WIDTH, StepSeries
+from trainstone.results.series import BIN_WIDTH
 from trainstone.results.summary import describe_interval, describe_rate
 from trainstone.results.tables import Table
 from trainstone.units import format_count, format_decimal, format_interval, format_percent, format_rate, format_seconds
@@ -26,61 +25,46 @@ TELEMETRY = {"clock_mhz": "clock (MHz)", "power_watts": "power (W)", "temp_celsi
 
 
 def build_headline(view: RunView) -> Section | None:
-    result, quality = view.result, view.result.quality
-    if result.throughput is None and quality is None:
+    result, quality, throughput, used = (
+        view.result,
+        view.result.quality,
+        view.result.throughput,
+        view.result.utilisation,
+    )
+    if throughput is None and quality is None:
         return None
-    trained = []
+    tiles, lead, title = [], "", "Throughput"
     if quality is not None:
-        trained = (
-            list_repeated_facts(result.repeated, quality) if result.repeated else list_facts(quality, result.status)
-        )
-    drawn = draw_interval(view)
-    blocks: list[Block] = [Facts([*trained, *_list_tiles(result)], big=True), *([drawn] if drawn else [])]
-    title = "Quality and throughput" if trained else "Throughput"
-    return Section("numbers", title, blocks, _describe_rate(view))
-
-
-def _describe_rate(view: RunView) -> str:
-    throughput = view.result.throughput
-    if throughput is None:
-        return ""
-    how = "images over time of the steady window" if throughput.steady else "images over time of an unsteady window"
-    if view.result.points:
-        how = f"the mean of {len(view.children)} runs"
-    return f"{format_rate(throughput.images_per_second)} images/s {describe_interval(throughput)}, {how}."
-
-
-def _list_tiles(result: Result) -> list[tuple[str, str]]:
-    tiles = []
-    throughput, used = result.throughput, result.utilisation
-    if throughput:
-        tiles.append(("images/s", format_rate(throughput.images_per_second)))
+        title = "Quality and throughput"
+        repeated = result.repeated
+        tiles += list_repeated_facts(repeated, quality) if repeated else list_facts(quality, result.status)
+    if throughput is not None:
+        rate, window = format_rate(throughput.images_per_second), "the steady" if throughput.steady else "an unsteady"
+        how = f"the mean of {len(view.children)} runs" if result.points else f"images over time of {window} window"
+        lead = f"{rate} images/s {describe_interval(throughput)}, {how}."
+        tiles.append(("images/s", rate))
         if throughput.ci95:
             tiles.append((f"95 % interval, {throughput.ci_covers}", format_interval(throughput.ci95)))
-    if result.step_seconds:
-        tiles.append(("median step", format_seconds(result.step_seconds.median)))
-    if used and used.mfu is not None:
-        tiles.append(("of the measured peak (MFU)", format_percent(used.mfu)))
-    if used and used.limit not in (None, "unknown"):
-        tiles.append(("limited by", str(used.limit)))
-    if result.energy:
-        tiles.append(("energy an image", f"{result.energy.joules_per_image:.3g} J"))
-    if result.noise:
-        tiles.append(("noise grade", result.noise.grade))
-    return tiles
-
-
-def draw_interval(view: RunView) -> Figure | None:
+    tiles += keep_known(
+        {
+            "median step": format_seconds(result.step_seconds.median) if result.step_seconds else "",
+            "of the measured peak (MFU)": format_percent(used.mfu) if used and used.mfu is not None else "",
+            "limited by": used.limit if used and used.limit and used.limit != "unknown" else "",
+            "energy an image": f"{result.energy.joules_per_image:.3g} J" if result.energy else "",
+            "noise grade": result.noise.grade if result.noise else "",
+        }
+    )
+    blocks: list[Block] = [Facts(tiles, big=True)]
     children = [(child.label, child.result) for child in view.children if child.result is not None]
     rows = [
         rate_row(label, result.throughput.images_per_second, result.throughput.ci95)
-        for label, result in [("all runs" if children else "this run", view.result), *children]
+        for label, result in [("all runs" if children else "this run", result), *children]
         if result.throughput is not None
     ]
-    if not any("low" in row for row in rows):
-        return None
-    chart = charts.dots(rows, across("images/s", zero=False, tickCount=8), step=30)
-    return figure("throughput", "Throughput and its 95 % interval", "", chart)
+    if any("low" in row for row in rows):
+        chart = charts.dots(rows, across("images/s", zero=False, tickCount=8), step=30)
+        blocks.append(figure("throughput", "Throughput and its 95 % interval", "", chart))
+    return Section("numbers", title, blocks, lead)
 
 
 def rate_row(label: str, rate: float, ci95: tuple[float, float] | None, colour: str = BLUE) -> dict[str, Any]:
@@ -89,10 +73,14 @@ def rate_row(label: str, rate: float, ci95: tuple[float, float] | None, colour: 
 
 
 def build_distribution(view: RunView) -> Section | None:
-    steps, found = view.steps, view.result.step_seconds
+    """Sum the series' fine bins into bars; what is slower than 1.5 times p99 is counted in the last one.
+
+    A bar is a whole number of fine bins: other widths would draw a comb.
+    """
+    steps, found, throughput = view.steps, view.result.step_seconds, view.result.throughput
     if steps is None or found is None or not len(steps.bin_count):
         return None
-    rows = [
+    facts = [
         ("fastest twentieth below (p5)", format_seconds(found.p5)),
         ("median", format_seconds(found.median)),
         ("slowest twentieth above (p95)", format_seconds(found.p95)),
@@ -100,17 +88,6 @@ def build_distribution(view: RunView) -> Section | None:
         ("first step of all, not in the picture", format_seconds(found.first)),
         ("outliers", f"{found.num_outliers}, {found.outlier_kind}" if found.num_outliers else "none"),
     ]
-    throughput = view.result.throughput
-    which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
-    lead = f"Half of the {which} took less than {format_seconds(found.median)}."
-    return Section("distribution", "Distribution of step times", [draw_histogram(steps, found), Facts(rows)], lead)
-
-
-def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
-    """Sum the fine bins into bars; what is slower than 1.5 times p99 is counted in the last one.
-
-    A bar is a whole number of the series' fine bins: other widths would draw a comb.
-    """
     low = float(steps.bin_seconds[0])
     place = np.rint(np.log(steps.bin_seconds / low) / BIN_WIDTH).astype(np.int64)
     last = min(int(place[-1]), max(0, math.floor(math.log(1.5 * found.p99 / low) / BIN_WIDTH)))
@@ -125,38 +102,30 @@ def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
     beyond = "; the last bar holds all slower ones" if place[-1] > last else ""
     x = across(f"step ({unit}){beyond}", zero=False)
     x["bin"] = {"binned": True}
-    tooltip = charts.tips(x="from", to=f"to ({unit})", steps="steps")
-    marks = {"median": found.median * factor, "p99": found.p99 * factor}
-    layers = [
-        charts.mark(
-            "bar",
-            rows,
-            {"color": BLUE, "binSpacing": 1},
-            x=x,
-            x2="to:Q",
-            y=charts.up("steps", "steps"),
-            tooltip=tooltip,
-        ),
-        *charts.named_rules({name: at for name, at in marks.items() if edges[0] <= at <= edges[-1]}),
-    ]
-    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {format_seconds(found.median)}."
-    return figure("distribution", "Distribution of step times", told, layers, height=200)
+    y, tooltip = charts.up("steps", "steps"), tips(x="from", to=f"to ({unit})", steps="steps")
+    layers = [mark("bar", rows, {"color": BLUE, "binSpacing": 1}, x=x, x2="to:Q", y=y, tooltip=tooltip)]
+    # Lines down the chart with their names, the first left of its line: close ones stay apart
+    named: Rows = [{"x": found.median * factor, "what": "median"}, {"x": found.p99 * factor, "what": "p99"}]
+    inside = [row for row in named if edges[0] <= row["x"] <= edges[-1]]
+    layers += [mark("rule", inside, {**DASHED, "color": ORANGE}, x="x:Q")] if inside else []
+    for number, row in enumerate(inside):
+        side: dict[str, Any] = {"align": "left", "dx": 3} if number else {"align": "right", "dx": -3}
+        layers.append(mark("text", [row], {"dy": 8, "y": 0, "color": ORANGE, **side}, x="x:Q", text="what:N"))
+    title, median = "Distribution of step times", format_seconds(found.median)
+    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {median}."
+    which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
+    drawn, lead = (
+        figure("distribution", title, told, layers, height=200),
+        f"Half of the {which} took less than {median}.",
+    )
+    return Section("distribution", title, [drawn, Facts(facts)], lead)
 
 
 def build_phases(view: RunView) -> Section | None:
-    parts = split_phases(view.result.phases) if view.result.phases else {}
-    if not parts:
+    """Parts that sum up to the program's time where that was measured, else to that of the steps."""
+    phases = view.result.phases
+    if phases is None or phases.train_seconds is None:
         return None
-    largest, total = max(parts, key=lambda name: parts[name]), sum(parts.values())
-    lead = f"Most of the {format_seconds(total)} went into: {largest} ({format_percent(parts[largest] / total, 0)})."
-    drawn = charts.stacked("phases", "Where the time went", {"run": parts})
-    return Section("phases", "Where the time went", [drawn], lead)
-
-
-def split_phases(phases: Phases) -> dict[str, float]:
-    """Return parts in seconds that sum up to the program's time where that was measured, else to that of the steps."""
-    if phases.train_seconds is None:
-        return {}
     inner = {
         "waiting for data": phases.data_wait_seconds,
         "forward": phases.forward_seconds,
@@ -171,7 +140,13 @@ def split_phases(phases: Phases) -> dict[str, float]:
     parts |= {"evaluation": phases.eval_seconds or 0.0, "checkpoints": phases.checkpoint_seconds or 0.0}
     if phases.program_seconds is not None:
         parts["set-up, peak measurement, judging"] = max(0.0, phases.program_seconds - sum(parts.values()))
-    return {name: seconds for name, seconds in parts.items() if seconds > 0}
+    parts = {name: seconds for name, seconds in parts.items() if seconds > 0}
+    if not parts:
+        return None
+    largest, total = max(parts, key=lambda name: parts[name]), sum(parts.values())
+    lead = f"Most of the {format_seconds(total)} went into: {largest} ({format_percent(parts[largest] / total, 0)})."
+    drawn = charts.stacked("phases", "Where the time went", {"run": parts})
+    return Section("phases", "Where the time went", [drawn], lead)
 
 
 def build_limits(view: RunView) -> Section | None:
@@ -188,54 +163,42 @@ def build_limits(view: RunView) -> Section | None:
         rows = [row | {"x": 1e3 * row["x"], "told": format_seconds(row["x"])} for row in rows]
         chart = charts.bars(rows, across("a step (ms)"), step=34, color=charts.OWN_COLOUR)
         blocks.append(figure("limits", "A step against its bounds at the measured peaks", "", chart))
-    facts = list_peaks(used)
+    peak, bandwidth = used.peak_flops, used.peak_bytes_per_second
+    facts = keep_known(
+        {
+            "model FLOPs utilisation": "" if used.mfu is None else format_percent(used.mfu),
+            "work an image": format_decimal(used.flops_per_image, "FLOP") if used.flops_per_image else "",
+            "peak": f"{format_decimal(peak, 'FLOP/s')}, {used.peak_source}" if peak else "",
+            "memory traffic an image": format_decimal(used.bytes_per_image, "B") if used.bytes_per_image else "",
+            "bandwidth": f"{format_decimal(bandwidth, 'B/s')}, measured copy" if bandwidth else "",
+        }
+    )
     blocks += [Facts(facts)] if facts else []
     lead = f"Limited by {used.limit}." if used.limit not in (None, "unknown") else ""
     return Section("limits", "What limits it", blocks, lead) if blocks else None
 
 
-def list_peaks(used: Utilisation) -> list[tuple[str, str]]:
-    rows = []
-    if used.mfu is not None:
-        rows.append(("model FLOPs utilisation", format_percent(used.mfu)))
-    if used.flops_per_image:
-        rows.append(("work an image", format_decimal(used.flops_per_image, "FLOP")))
-    if used.peak_flops:
-        rows.append(("peak", f"{format_decimal(used.peak_flops, 'FLOP/s')}, {used.peak_source}"))
-    if used.bytes_per_image:
-        rows.append(("memory traffic an image", format_decimal(used.bytes_per_image, "B")))
-    if used.peak_bytes_per_second:
-        rows.append(("bandwidth", f"{format_decimal(used.peak_bytes_per_second, 'B/s')}, measured copy"))
-    return rows
-
-
 def build_published(view: RunView) -> Section | None:
+    """The best figure of each device on a logarithmic axis, this run among them; the table has all, with sources."""
     result = view.result
     anchors = sorted(anchors_for(result), key=lambda anchor: anchor.per_device, reverse=True)
     if result.throughput is None or not anchors:
         return None
     rate = result.throughput.images_per_second / max(1, result.world.ranks)
-    same = matching_device(result)
-    lead = CAVEAT
+    same, lead = matching_device(result), CAVEAT
     if same:
         best = max(same, key=lambda anchor: anchor.per_device)
         lead = f"{format_percent(rate / best.per_device, 0)} of the published {best.device} figure. {CAVEAT}"
-    return Section("published", "Against published figures", [draw_published(rate, anchors, same)], lead)
-
-
-def draw_published(rate: float, anchors: list[Anchor], same: list[Anchor]) -> Figure:
-    """The best figure of each device on a logarithmic axis, this run among them; the table has all, with sources."""
-    best = {anchor.device: anchor for anchor in reversed(anchors)}  # the fastest of a device comes first
-    rows = [rate_row(a.device, a.per_device, None, ORANGE if a in same else GREY) for a in best.values()]
+    fastest = {anchor.device: anchor for anchor in reversed(anchors)}  # the fastest of a device comes first
+    rows = [rate_row(a.device, a.per_device, None, ORANGE if a in same else GREY) for a in fastest.values()]
     rows = sorted([*rows, rate_row("this run", rate, None)], key=lambda row: -row["x"])
     chart = charts.dots(rows, across("images/s a device", type="log", nice=True), step=18)
-    cells = [
-        [anchor.title, format_rate(anchor.per_device), format_percent(rate / anchor.per_device, 1), anchor.source]
-        for anchor in anchors
-    ]
+    cells = [[a.title, format_rate(a.per_device), format_percent(rate / a.per_device, 1), a.source] for a in anchors]
     columns = ["published", "images/s a device", "this run", "source"]
     table = Table(columns, cells, numeric=[False, True, True, False])
-    return figure("published", "Best published training speed of each device, and this run", "", chart, table)
+    title = "Best published training speed of each device, and this run"
+    drawn = figure("published", title, "", chart, table)
+    return Section("published", "Against published figures", [drawn], lead)
 
 
 def build_feeding(view: RunView) -> Section | None:
@@ -254,23 +217,20 @@ def build_feeding(view: RunView) -> Section | None:
     x = across("images/s", domain=charts.leave_room([row["x"] for row in rows], 0.6), nice=False, tickCount=5)
     chart = charts.bars(rows, x, step=34, limit=220, label="told")
     blocks: list[Block] = [figure("feeding", "Synthetic batches, the loader alone, real pictures", "", chart)]
-    if loader.stage_seconds_per_image:
-        blocks.append(tabulate_stages(loader))
-    pictures = f"{format_count(loader.pictures, 'picture')}, {loader.storage}"
-    how = f"{format_count(loader.threads, 'loader thread')}; {pictures}"
+    if stages := loader.stage_seconds_per_image:
+        total = sum(stages.values()) or 1.0
+        cells = [[name, format_seconds(spent), format_percent(spent / total, 0)] for name, spent in stages.items()]
+        cells.append(["all", format_seconds(total), f"{format_rate(1 / total)} images/s a thread"])
+        blocks.append(Table(["stage, loader alone", "a picture", "share"], cells, numeric=[False, True, True]))
+    how = (
+        f"{format_count(loader.threads, 'loader thread')}; {format_count(loader.pictures, 'picture')}, {loader.storage}"
+    )
     left_out = f"; {format_count(loader.skipped_pictures, 'damaged picture')} left out" if loader.skipped else ""
     return Section("feeding", "Is it fed fast enough?", blocks, f"{told[:1].upper()}{told[1:]}. {how}{left_out}.")
 
 
-def tabulate_stages(loader: Loader) -> Table:
-    stages = loader.stage_seconds_per_image
-    total = sum(stages.values()) or 1.0
-    rows = [[name, format_seconds(spent), format_percent(spent / total, 0)] for name, spent in stages.items()]
-    rows.append(["all", format_seconds(total), f"{format_rate(1 / total)} images/s a thread"])
-    return Table(["stage, loader alone", "a picture", "share"], rows, numeric=[False, True, True])
-
-
 def build_devices(view: RunView) -> Section | None:
+    """Points on one line each; more than 5 % slower than the median device is marked."""
     devices = view.result.devices
     if len(devices) < 2:
         return None
@@ -278,28 +238,17 @@ def build_devices(view: RunView) -> Section | None:
     lead = f"{len(devices)} devices on {format_count(len({device.host for device in devices}), 'host')}."
     blocks: list[Block] = []
     if len(medians) > 1:
-        blocks.append(draw_devices(medians))
+        middle, drawn = float(np.median(list(medians.values()))), list[dict[str, Any]]()
+        for name, seconds in medians.items():
+            percent = 100 * (seconds / middle - 1)
+            colour = ORANGE if percent > 5 else BLUE
+            drawn.append({"what": name, "x": percent, "colour": colour, "told": f"{percent:+.1f} %"})
+        chart = charts.dots(drawn, across("step time against the median device (%)"), step=20, size=70)
+        blocks.append(figure("devices", "Devices against their median", "", chart))
         ratio = max(medians.values()) / min(medians.values())
         lead += f" The slowest takes {ratio:.2f} times as long a step as the fastest."
     if view.result.communication:
         lead += f" They exchange {tell_exchange(view.result.communication)}."
-    return Section("devices", "Devices", [*blocks, tabulate_devices(devices)], lead)
-
-
-def draw_devices(medians: dict[str, float]) -> Figure:
-    """Points on one line each; more than 5 % slower than the median device is marked."""
-    middle = float(np.median(list(medians.values())))
-    rows: Rows = []
-    for name, seconds in medians.items():
-        percent = 100 * (seconds / middle - 1)
-        rows.append(
-            {"what": name, "x": percent, "colour": ORANGE if percent > 5 else BLUE, "told": f"{percent:+.1f} %"}
-        )
-    chart = charts.dots(rows, across("step time against the median device (%)"), step=20, size=70)
-    return figure("devices", "Devices against their median", "", chart)
-
-
-def tabulate_devices(devices: list[Device]) -> Table:
     extra = {key: title for key, title in TELEMETRY.items() if any(key in device.telemetry for device in devices)}
     rows = [
         [
@@ -312,4 +261,5 @@ def tabulate_devices(devices: list[Device]) -> Table:
         for device in devices
     ]
     columns = ["device", "name", "images/s", "median step", *extra.values()]
-    return Table(columns, rows, numeric=[False, False, *[True] * (len(columns) - 2)], sortable=True)
+    numeric = [False, False, *[True] * (len(columns) - 2)]
+    return Section("devices", "Devices", [*blocks, Table(columns, rows, numeric=numeric, sortable=True)], lead)

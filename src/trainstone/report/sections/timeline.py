@@ -25,61 +25,75 @@ PANELS = {
     "mem_used_bytes": ("memory (GiB)", 2.0**-30),
 }
 OTHERS = "the others"
-UNLIKE = 0.05
-"""Of many devices those are named whose mean is so far off the median device's in any quantity."""
+UNLIKE = 0.05  # of many devices those are named whose mean is so far off the median device's in any quantity
 
 
 def build(view: RunView) -> Section | None:
     """One figure of panels: steps, then each measured quantity, then throttling."""
-    steps, measured, throttled = view.steps, list_measured(view.telemetry), list_throttled(view.telemetry)
+    steps, measured = view.steps, list_measured(view.telemetry)
+    throttled: Rows = [  # when a device was hindered, and why; a power cap is no hindrance
+        {"x": round_sensibly(point.time_seconds), "reason": reason, "device": device}
+        for device, sampled in view.telemetry.items()
+        for point in sampled
+        for reason in point.throttle
+        if reason in HINDRANCES
+    ]
     ends = [sampled[-1].time_seconds for sampled in view.telemetry.values()]
     end = max([*ends, steps.end_seconds if steps else 0.0, 1e-6])
     count = len(measured) + (steps is not None) + bool(throttled)
     if not count:
         return None
-    axes = [
+    axes = iter(
         charts.across("seconds" if last else None, domain=[0, end], nice=False, grid=True, labels=last, ticks=last)
         for last in [False] * (count - 1) + [True]
-    ]  # only the last panel has labels
-    rest = iter(axes)
-    drawn, told = [], []
+    )  # only the last panel has labels
+    drawn, told, lead, title = [], [], "", "Telemetry over time"
     if steps is not None:
-        drawn.append(draw_steps(view, steps, next(rest)))
-        told.append(describe_steps(view, steps))
+        drawn.append(draw_steps(view, steps, next(axes)))
+        title = "Steps and telemetry over time"
+        described, lead = describe_steps(view, steps)
+        told.append(described)
     shown = name_devices(measured)
-    for title, rows in measured.items():
-        drawn.append(draw_quantity(rows, title, shown, next(rest), legend=title == list(measured)[-1]))
+    labels = sorted(set(shown.values()), key=lambda label: (label == OTHERS, label))
+    kinds = {label: GREY if label == OTHERS else PALETTE[place] for place, label in enumerate(labels)}
+    for what, rows in measured.items():
+        legend, scale = what == list(measured)[-1], {"domain": [0, 100]} if what.endswith("(%)") else {"zero": False}
+        named: Rows = [{**row, "shown": shown[row["device"]]} for row in rows]
+        color = charts.colours(kinds, "shown", legend=legend, columns=2) if len(shown) > 1 else None
+        look = {"strokeWidth": 1.5, "color": BLUE, "point": len(rows) == 1}
+        y, tooltip = charts.up(what, tickCount=3, **LEFT, **scale), tips("device", x="at second", y=what)
+        line = mark("line", named, look, x=next(axes), y=y, detail="device:N", color=color, tooltip=tooltip)
+        drawn.append(line.properties(width="container", height=PANEL_HEIGHT))
         inside = [row["y"] for row in rows]
-        told.append(f"{title} from {min(inside):.3g} to {max(inside):.3g}")
+        told.append(f"{what} from {min(inside):.3g} to {max(inside):.3g}")
     if throttled:
-        drawn.append(draw_throttling(throttled, next(rest)))
-        told.append(f"throttled for {', '.join(sorted({row['reason'] for row in throttled}))}")
-    title = "Steps and telemetry over time" if steps else "Telemetry over time"
+        reasons = sorted({row["reason"] for row in throttled})
+        y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
+        color = charts.colours(dict(zip(reasons, PALETTE, strict=False)), "reason", columns=2, labelLimit=200)
+        tooltip = tips("device", "reason", x="at second")
+        ticks = mark("tick", throttled, {"thickness": 2}, x=next(axes), y=y, color=color, tooltip=tooltip)
+        drawn.append(ticks.properties(width="container", height=charts.height_of(len(reasons), 22)))
+        told.append(f"throttled for {', '.join(reasons)}")
     figure = charts.figure("timeline", title, f"{'. '.join(told)}.", charts.panels(drawn))
-    return Section("timeline", "Steps over time" if steps else title, [figure], explain(view, steps) if steps else "")
+    return Section("timeline", "Steps over time" if steps else title, [figure], lead)
 
 
-def explain(view: RunView, steps: StepSeries) -> str:
-    told = "Time runs from the start of the measurement."
-    if steps.bucket_steps > 1:
-        told += f" The line is the mean of {steps.bucket_steps} steps at a time, the band their fastest and slowest."
-    found = view.result.step_seconds
-    if found and found.num_outliers > len(found.outlier_steps):
-        told += f" Of {found.num_outliers} outliers the first {len(found.outlier_steps)} are marked."
-    if view.result.world.ranks > 1:
-        told += f" The steps are those of rank 0 of {view.result.world.ranks}."
-    return told
-
-
-def describe_steps(view: RunView, steps: StepSeries) -> str:
-    """Return 235 steps in 20.3 s; median 84.6 ms, slowest 165 ms; warm-up until step 6; outliers: 7."""
+def describe_steps(view: RunView, steps: StepSeries) -> tuple[str, str]:
+    """Return 235 steps in 20.3 s; median 84.6 ms, slowest 165 ms; warm-up until step 6; outliers: 7. And the lead."""
     told = f"{format_count(steps.num_steps, 'step')} in {format_seconds(steps.end_seconds)}"
+    lead = "Time runs from the start of the measurement."
     found, throughput = view.result.step_seconds, view.result.throughput
     if found and throughput:
         told += f"; median {format_seconds(found.median)}, slowest {format_seconds(float(steps.high_seconds.max()))}"
         told += f"; {name_start(view)} until step {throughput.steady_from_step}" if throughput.steady_from_step else ""
         told += f"; outliers: {found.num_outliers}"
-    return told
+    if steps.bucket_steps > 1:
+        lead += f" The line is the mean of {steps.bucket_steps} steps at a time, the band their fastest and slowest."
+    if found and found.num_outliers > len(found.outlier_steps):
+        lead += f" Of {found.num_outliers} outliers the first {len(found.outlier_steps)} are marked."
+    if view.result.world.ranks > 1:
+        lead += f" The steps are those of rank 0 of {view.result.world.ranks}."
+    return told, lead
 
 
 def name_start(view: RunView) -> str:
@@ -102,11 +116,13 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
     def place(seconds: float) -> float:
         return round_sensibly(min(seconds, 1.02 * top) * factor)
 
+    pairs = zip(steps.first_step.astype(int).tolist(), steps.count.astype(int).tolist(), strict=True)
+    names = [str(first) if count == 1 else f"{first} to {first + count - 1}" for first, count in pairs]
     columns = (steps.start_seconds, steps.mean_seconds, steps.low_seconds, steps.high_seconds)
     rows: Rows = [
         {"x": round_sensibly(t), "y": place(mean), "low": place(low), "high": place(high)}
         | {"which": which, "took": format_seconds(mean), "slowest": format_seconds(high)}
-        for t, mean, low, high, which in zip(*columns, name_buckets(steps), strict=True)
+        for t, mean, low, high, which in zip(*columns, names, strict=True)
     ]
     layers = shade_start(view, steps, x)
     if steps.bucket_steps == 1:
@@ -116,10 +132,14 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
         tooltip = tips(which="steps", took="mean", slowest="slowest", x="at second")
         layers.append(mark("area", rows, {"opacity": 0.3, "color": BLUE}, x=x, y=charts.another(y, "low"), y2="high:Q"))
         layers.append(mark("line", rows, {"color": BLUE, "strokeWidth": 1.2}, x=x, y=y, tooltip=tooltip))
+    kept = zip(steps.kept["step"].astype(int), steps.kept["start_seconds"], steps.kept["step_seconds"], strict=True)
+    slow = zip(names, steps.start_seconds, steps.high_seconds, strict=True)
+    outliers = {str(step): (t, seconds) for step, t, seconds in kept}  # flagged, or too slow for the picture
+    outliers |= {which: (t, seconds) for which, t, seconds in slow if seconds > top}
     marked: Rows = [
         {"which": which, "x": round_sensibly(t), "y": place(seconds), "took": format_seconds(seconds)}
         | {"what": "off the scale" if seconds > top else "outlier"}
-        for which, (t, seconds) in find_outliers(steps, top).items()
+        for which, (t, seconds) in outliers.items()
     ]
     if marked:
         shapes = alt.Scale(domain=["outlier", "off the scale"], range=["circle", "triangle-up"])
@@ -129,12 +149,6 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
     if found:
         layers.append(mark("rule", [{"y": found.median * factor}], {"strokeDash": [4, 3], "color": GREY}, y=y))
     return charts.layered(layers, STEPS_HEIGHT)
-
-
-def name_buckets(steps: StepSeries) -> list[str]:
-    """Return the step, or the first and last of each bucket."""
-    pairs = zip(steps.first_step.astype(int).tolist(), steps.count.astype(int).tolist(), strict=True)
-    return [str(first) if count == 1 else f"{first} to {first + count - 1}" for first, count in pairs]
 
 
 def shade_start(view: RunView, steps: StepSeries, x: alt.X) -> Layers:
@@ -148,14 +162,6 @@ def shade_start(view: RunView, steps: StepSeries, x: alt.X) -> Layers:
         mark("rect", rows, {"color": SHADE}, x=x, x2="end:Q", tooltip="what:N"),
         mark("text", rows, {"align": "left", "dx": 4, "dy": 10, "y": 0, "color": GREY}, x=x, text="what:N"),
     ]
-
-
-def find_outliers(steps: StepSeries, top: float) -> dict[str, tuple[float, float]]:
-    """Return start and length of flagged steps, and of what is too slow for the picture."""
-    kept = zip(steps.kept["step"].astype(int), steps.kept["start_seconds"], steps.kept["step_seconds"], strict=True)
-    slow = zip(name_buckets(steps), steps.start_seconds, steps.high_seconds, strict=True)
-    beyond = {which: (float(t), float(seconds)) for which, t, seconds in slow if seconds > top}
-    return {str(step): (float(t), float(seconds)) for step, t, seconds in kept} | beyond
 
 
 def list_measured(telemetry: dict[str, list[TelemetryPoint]]) -> dict[str, Rows]:
@@ -188,35 +194,3 @@ def name_devices(measured: dict[str, Rows]) -> dict[str, str]:
         return {device: device for device in distance}
     unlike = sorted((device for device in distance if distance[device] > UNLIKE), key=lambda device: -distance[device])
     return {device: device if device in unlike[: len(PALETTE) - 1] else OTHERS for device in distance}
-
-
-def draw_quantity(rows: Rows, title: str, shown: dict[str, str], x: alt.X, *, legend: bool) -> Any:
-    scale: dict[str, Any] = {"domain": [0, 100]} if title.endswith("(%)") else {"zero": False}
-    named: Rows = [{**row, "shown": shown[row["device"]]} for row in rows]
-    labels = sorted(set(shown.values()), key=lambda label: (label == OTHERS, label))
-    kinds = {label: GREY if label == OTHERS else PALETTE[place] for place, label in enumerate(labels)}
-    color = charts.colours(kinds, "shown", legend=legend, columns=2) if len(shown) > 1 else None
-    look = {"strokeWidth": 1.5, "color": BLUE, "point": len(rows) == 1}
-    y, tooltip = charts.up(title, tickCount=3, **LEFT, **scale), tips("device", x="at second", y=title)
-    line = mark("line", named, look, x=x, y=y, detail="device:N", color=color, tooltip=tooltip)
-    return line.properties(width="container", height=PANEL_HEIGHT)
-
-
-def list_throttled(telemetry: dict[str, list[TelemetryPoint]]) -> Rows:
-    """When a device was hindered, and why; a power cap is no hindrance."""
-    return [
-        {"x": round_sensibly(point.time_seconds), "reason": reason, "device": device}
-        for device, sampled in telemetry.items()
-        for point in sampled
-        for reason in point.throttle
-        if reason in HINDRANCES
-    ]
-
-
-def draw_throttling(rows: Rows, x: alt.X) -> Any:
-    reasons = sorted({row["reason"] for row in rows})
-    y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
-    color = charts.colours(dict(zip(reasons, PALETTE, strict=False)), "reason", columns=2, labelLimit=200)
-    tooltip = tips("device", "reason", x="at second")
-    ticks = mark("tick", rows, {"thickness": 2}, x=x, y=y, color=color, tooltip=tooltip)
-    return ticks.properties(width="container", height=charts.height_of(len(reasons), 22))

@@ -1,34 +1,40 @@
-"""What a training run learned: accuracy against the target, loss, time to it, evaluations; train --runs, run by run."""
+"""What a training run learned: accuracy against the target, loss, time to it, evaluations; train --runs, run by run.
+
+And its epochs to the target against MLPerf's reference convergence points, where these are a measure for the run.
+"""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
 
-from trainstone.errors import ResultError
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Figure, Section
 from trainstone.report.charts import BLUE, DASHED, GREY, LEFT, ORANGE, PALETTE, TEAL, Layers, Rows, figure, mark, tips
-from trainstone.report.sections.facts import address
-from trainstone.report.view import RunView
+from trainstone.report.view import STEPS, RunView
 from trainstone.results import learning
 from trainstone.results.learning import format_epochs, format_metric, format_target, name_metric, thin_history
+from trainstone.results.mlperf import convergence
+from trainstone.results.mlperf.convergence import Expected
+from trainstone.results.mlperf.logged import LoggedRun, find_run_logs, read_logs
 from trainstone.results.quality import Evaluation, Quality, Repeated
 from trainstone.results.series import Array, LossCurve, read_loss
-from trainstone.results.tables import evaluation_table, training_table
+from trainstone.results.tables import Table, evaluation_table, training_table
 from trainstone.units import format_count, format_seconds
 
-HEIGHT = 250
+HEIGHT, CONVERGENCE_HEIGHT = 250, 260
+MOST_LOGS = 100
+PARTS = 12
+MEAN, LEFT_OUT, REACHED, MISSED = "reference", "reference, not counted", "reached the target", "missed it"
 MOST_EVALUATIONS = 300
 SMOOTHED, VALIDATION = "smoothed", "validation"
 SCORED = (
     "Olympic mean, as MLPerf scores: the fastest and the slowest are dropped, the others averaged; "
     "a single run that missed the target is the slowest."
 )
-RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]
-"""Orange is the target's."""
+RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]  # orange is the target's
 
 
 class Span(NamedTuple):
@@ -54,7 +60,7 @@ def build(view: RunView) -> Section | None:
     result, quality = view.result, view.result.quality
     if result.kind != "train" or result.repeated:  # build_runs draws those
         return None
-    curve = read_curve(view)
+    curve = view.read(STEPS, read_loss)
     blocks: list[Block] = []
     lead = []
     if quality is not None:
@@ -73,16 +79,6 @@ def build(view: RunView) -> Section | None:
     return Section("learning", "Learning", blocks, " ".join(lead)) if blocks else None
 
 
-def read_curve(view: RunView) -> LossCurve | None:
-    """Read the losses of rank 0; None when absent, empty or damaged."""
-    file = view.path / "steps-rank0000.csv"
-    try:
-        return read_loss(file) if file.is_file() else None
-    except ResultError as err:
-        view.doubts.append(err.message)
-        return None
-
-
 def describe_training(quality: Quality) -> str:
     best = learning.find_best(quality)
     starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
@@ -99,13 +95,16 @@ def describe_training(quality: Quality) -> str:
 
 
 def draw_accuracy(quality: Quality) -> list[Block]:
-    """Metrics over epochs, and over the run's clock, evaluations and checkpoints included."""
+    """Metrics over epochs, and over the run's clock, evaluations and checkpoints included.
+
+    A line goes down to when the target was reached; the words are at its foot, where a curve that has risen is not.
+    """
     shown = thin_history(quality, MOST_EVALUATIONS)
     wanted = next((group for group in learning.DRAWN_TOGETHER if quality.metric in group), (quality.metric,))
     metrics = [name for name in wanted if any(name in found.metrics for found in shown)]
     if not metrics:
         return []
-    title = capitalise(" and ".join(name_metric(metric) for metric in metrics))
+    title = " and ".join(name_metric(metric) for metric in metrics).replace("top", "Top", 1)  # mAP stays
     kinds = dict(zip((name_metric(metric) for metric in metrics), (BLUE, TEAL), strict=False))
     seconds = max(found.seconds for found in shown)
     unit, factor = charts.choose_unit(max(1.0, seconds))
@@ -113,17 +112,23 @@ def draw_accuracy(quality: Quality) -> list[Block]:
         "accuracy": ("epochs", Span("epochs", 1.0, max(found.epoch for found in shown) or 1.0)),
         "accuracy-time": ("time", Span(unit, factor, seconds or 1.0)),
     }
+    reached = learning.find_reached(quality)
     blocks: list[Block] = []
     for name, (over, span) in spans.items():
         rows = [row for metric in metrics for row in list_metric(shown, metric, span, name_metric(metric))]
-        layers = [*draw_metric(rows, quality, span, kinds), *mark_reached(quality, span)]
+        layers = draw_metric(rows, quality, span, kinds)
+        if reached is not None:
+            found = quality.history[reached]
+            told = format_epochs(found.epoch) if over == "epochs" else format_seconds(found.seconds)
+            y = scale_metric(quality.metric, found.metrics[quality.metric])
+            at: Rows = [{"x": span.locate(found), "y": y, "told": f"reached after {told}"}]
+            right, x = at[0]["x"] < 0.5 * span.place(span.end), span.encode()
+            side = {"align": "left" if right else "right", "dx": 6 if right else -6, "dy": -10}
+            look = {"strokeWidth": 1.5, "strokeDash": [2, 3], "color": ORANGE}
+            layers.append(mark("rule", at, look, x=x, y="y:Q", y2=alt.datum(0)))
+            layers.append(mark("text", at, side, x=x, y=alt.value(HEIGHT), text="told:N"))
         blocks.append(figure(name, f"{title} over {over}", "", layers, height=HEIGHT))
     return blocks
-
-
-def capitalise(metric: str) -> str:
-    """Return Top-1 for top-1; mAP stays."""
-    return metric.replace("top", "Top", 1)
 
 
 def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str]) -> Layers:
@@ -159,55 +164,29 @@ def list_metric(shown: Iterable[Evaluation], metric: str, span: Span, name: str)
     ]
 
 
-def mark_reached(quality: Quality, span: Span) -> Layers:
-    """A line down to when the target was reached, and the words at its foot, where a curve that has risen is not."""
-    at = learning.find_reached(quality)
-    if at is None:
-        return []
-    found = quality.history[at]
-    told = format_epochs(found.epoch) if span.title == "epochs" else format_seconds(found.seconds)
-    value = scale_metric(quality.metric, found.metrics[quality.metric])
-    rows: Rows = [{"x": span.locate(found), "y": value, "told": f"reached after {told}"}]
-    right = rows[0]["x"] < 0.5 * span.place(span.end)
-    side = {"align": "left" if right else "right", "dx": 6 if right else -6, "dy": -10}
-    x = span.encode()
-    return [
-        mark("rule", rows, {"strokeWidth": 1.5, "strokeDash": [2, 3], "color": ORANGE}, x=x, y="y:Q", y2=alt.datum(0)),
-        mark("text", rows, side, x=x, y=alt.value(HEIGHT), text="told:N"),
-    ]
-
-
 def draw_loss(curve: LossCurve, quality: Quality | None) -> Figure:
-    num_steps = float(curve.step[-1]) + (1 + curve.bucket_steps) / 2
-    epochs = find_epochs_per_step(quality, num_steps)
-    span = Span("epochs" if epochs else "steps", epochs or 1.0, num_steps)
-    rates = list_line(curve, curve.lr, span, "learning rate")
-    look = {"color": TEAL, "strokeWidth": 1.5, "point": len(rates) == 1}
-    y = charts.up("learning rate", zero=True, tickCount=3, format="~g", **LEFT)
-    rate = mark("line", rates, look, x=span.encode(), y=y, tooltip=tips(y="learning rate", x=span.title))
-    chart = charts.panels([draw_loss_panel(curve, quality, span), rate.properties(width="container", height=80)])
-    smooth = curve.smooth[np.isfinite(curve.smooth)]
-    went = f"from {smooth[0]:.3g} to {smooth[-1]:.3g}" if len(smooth) else "never a number"
-    told = f"Training loss, smoothed: {went} over {curve.num_steps:,} steps."
-    return figure("loss", "Training loss and learning rate", told, chart)
-
-
-def find_epochs_per_step(quality: Quality | None, num_steps: float) -> float | None:
-    """Return what a step is of an epoch, as the evaluations say, else the whole run; None if neither does."""
-    if quality is None:
-        return None
-    pairs = [(found.epoch, float(found.step)) for found in quality.history if found.step and found.epoch > 0]
-    epochs, steps = pairs[-1] if pairs else (quality.epochs, num_steps)
-    return epochs / steps if epochs > 0 and steps > 0 else None
-
-
-def draw_loss_panel(curve: LossCurve, quality: Quality | None, span: Span) -> Any:
-    """What the steps gave as a thin line behind the smoothed one; what evaluations gave as points.
+    """What the steps gave as a thin line behind the smoothed one; what evaluations gave as points; the learning rate.
 
     A few steps or evaluations that leap out do not flatten the rest: they are drawn at the edge.
     """
+    num_steps = float(curve.step[-1]) + (1 + curve.bucket_steps) / 2
+    span = Span("steps", 1.0, num_steps)
+    if quality is not None:  # what a step is of an epoch, as the evaluations say, else the whole run
+        pairs = [(found.epoch, float(found.step)) for found in quality.history if found.step and found.epoch > 0]
+        epochs, steps = pairs[-1] if pairs else (quality.epochs, num_steps)
+        span = Span("epochs", epochs / steps, num_steps) if epochs > 0 and steps > 0 else span
     each = "each step" if curve.bucket_steps == 1 else f"mean of {curve.bucket_steps:,} steps"
-    raw, smooth = list_line(curve, curve.loss, span, each), list_line(curve, curve.smooth, span, SMOOTHED)
+
+    def trace(name: str, numbers: Array) -> Rows:
+        """Return the points of a line, each where its step is done; what is not finite has none."""
+        pairs = zip(curve.step.tolist(), numbers.tolist(), strict=True)
+        return [
+            {"x": span.place(step + 1), "y": charts.round_sensibly(value), "what": name}
+            for step, value in pairs
+            if np.isfinite(value)
+        ]
+
+    raw, smooth, rates = trace(each, curve.loss), trace(SMOOTHED, curve.smooth), trace("learning rate", curve.lr)
     found: Rows = [
         {"x": span.place(found.step), "y": charts.round_sensibly(found.metrics["loss"]), "what": VALIDATION}
         for found in (thin_history(quality, MOST_EVALUATIONS) if quality else [])
@@ -227,17 +206,15 @@ def draw_loss_panel(curve: LossCurve, quality: Quality | None, span: Span) -> An
     }
     look = {"strokeWidth": 1, "opacity": 0.55, "clip": True, "point": len(raw) == 1}
     layers = [mark("line", raw, look, **channels), mark("line", smooth, {"strokeWidth": 2, "clip": True}, **channels)]
-    return charts.layered([*layers, *([charts.points(found, 40, **channels)] if found else [])], 220)
-
-
-def list_line(curve: LossCurve, numbers: Array, span: Span, name: str) -> Rows:
-    """Return the points of a line, each where its step is done; what is not finite has none."""
-    pairs = zip(curve.step.tolist(), numbers.tolist(), strict=True)
-    return [
-        {"x": span.place(step + 1), "y": charts.round_sensibly(value), "what": name}
-        for step, value in pairs
-        if np.isfinite(value)
-    ]
+    layers += [charts.points(found, 40, **channels)] if found else []
+    solid = {"color": TEAL, "strokeWidth": 1.5, "point": len(rates) == 1}
+    y = charts.up("learning rate", zero=True, tickCount=3, format="~g", **LEFT)
+    rate = mark("line", rates, solid, x=span.encode(), y=y, tooltip=tips(y="learning rate", x=span.title))
+    chart = charts.panels([charts.layered(layers, 220), rate.properties(width="container", height=80)])
+    finite = curve.smooth[np.isfinite(curve.smooth)]
+    went = f"from {finite[0]:.3g} to {finite[-1]:.3g}" if len(finite) else "never a number"
+    told = f"Training loss, smoothed: {went} over {curve.num_steps:,} steps."
+    return figure("loss", "Training loss and learning rate", told, chart)
 
 
 def build_runs(view: RunView) -> Section | None:
@@ -245,54 +222,116 @@ def build_runs(view: RunView) -> Section | None:
     repeated, quality = view.result.repeated, view.result.quality
     if repeated is None or not repeated.runs:
         return None
+    children = {child.run: child for child in view.children}
+    known = [children.get(run.run) for run in repeated.runs]
     blocks: list[Block] = []
     if quality is not None:
         trained = [(child.label, child.result.quality) for child in view.children if child.result is not None]
         curves = {label: found for label, found in trained if found is not None and found.history}
-        blocks += [drawn for drawn in (draw_runs(curves, quality), draw_times(repeated)) if drawn]
-    children = {child.run: child for child in view.children}
-    known = [children.get(run.run) for run in repeated.runs]
-    links = [address(view, child) if child else None for child in known]
+        span = Span("epochs", 1.0, max((one.history[-1].epoch for one in curves.values()), default=0.0) or 1.0)
+        rows: Rows = []
+        for name, one in curves.items():
+            shown = thin_history(one, max(12, MOST_EVALUATIONS // len(curves)))  # of many runs fewer points each
+            rows += list_metric(shown, quality.metric, span, name)
+        if rows:
+            layers = draw_metric(rows, quality, span, dict(zip(curves, itertools.cycle(RUN_COLOURS), strict=False)))
+            title = f"{name_metric(quality.metric).replace('top', 'Top', 1)} over epochs, all runs"
+            blocks.append(figure("accuracy-runs", title, "", layers, height=HEIGHT))
+        blocks += draw_times(repeated)
+    links = [child.link if child else None for child in known]
     caption = SCORED if repeated.score_seconds is not None else ""
-    blocks.append(
-        training_table(repeated, quality, [child.result if child else None for child in known], links, caption)
-    )
+    results = [child.result if child else None for child in known]
+    blocks.append(training_table(repeated, quality, results, links, caption))
     begun = "" if len(repeated.runs) == repeated.num_runs else f" of {repeated.num_runs}"
     lead = f"{format_count(len(repeated.runs), 'run')}{begun} with seeds counted up, each in its own process."
     return Section("trainings", "Learning, run by run", blocks, lead)
 
 
-def draw_runs(curves: dict[str, Quality], together: Quality) -> Figure | None:
-    span = Span("epochs", 1.0, max((q.history[-1].epoch for q in curves.values()), default=0.0) or 1.0)
-    rows: Rows = []
-    for name, quality in curves.items():
-        shown = thin_history(quality, max(12, MOST_EVALUATIONS // len(curves)))  # of many runs fewer points each
-        rows += list_metric(shown, together.metric, span, name)
-    if not rows:
-        return None
-    layers = draw_metric(rows, together, span, dict(zip(curves, itertools.cycle(RUN_COLOURS), strict=False)))
-    title = f"{capitalise(name_metric(together.metric))} over epochs, all runs"
-    return figure("accuracy-runs", title, "", layers, height=HEIGHT)
-
-
-def draw_times(repeated: Repeated) -> Figure | None:
+def draw_times(repeated: Repeated) -> list[Figure]:
     """A bar for each run, grey where the olympic mean drops it; the mean as a line."""
     timed = [(run, run.seconds_to_target) for run in repeated.runs if run.seconds_to_target is not None]
     if len(timed) < 2:
-        return None
+        return []
     (unit, factor), score = charts.choose_unit(max(seconds for _, seconds in timed)), repeated.score_seconds
     rows: Rows = [
         {"what": f"seed {run.seed}", "x": charts.round_sensibly(seconds * factor), "told": format_seconds(seconds)}
         | {"kind": "counted" if run.counted or score is None else "dropped"}
         for run, seconds in timed
     ]
-    x = charts.across(unit, zero=True, tickCount=8)
-    mean: Sequence[Any] = []
+    title, x, mean = "Time to the target", charts.across(unit, zero=True, tickCount=8), Layers()
     if score is not None:
+        title += "; the line is the olympic mean"
         mean = [mark("rule", [{"x": score * factor}], {"color": ORANGE, "strokeWidth": 2}, x=x)]
     color = charts.colours({"counted": BLUE, "dropped": GREY}, "kind", legend=score is not None, columns=2)
-    chart = charts.bars(
-        rows, x, step=28, color=color, over=mean, tooltip=tips(what="run", told="reached in", kind="is")
+    tooltip = tips(what="run", told="reached in", kind="is")
+    return [
+        figure("times-to-target", title, "", charts.bars(rows, x, step=28, color=color, over=mean, tooltip=tooltip))
+    ]
+
+
+def build_convergence(view: RunView) -> Section | None:
+    """Only of a training whose log, or those of its points, is of what the reference has: benchmark, data, optimiser.
+
+    A log that cannot be read is a doubt, one that is elsewhere is left.
+    """
+    if view.result.kind != "train":
+        return None
+    logs = [log for log in find_run_logs(view.path) if view.find_inside(str(log.relative_to(view.path)))]
+    runs, errors = read_logs(logs[:MOST_LOGS])
+    view.doubts.extend(err.message for err in errors)
+    if not runs or convergence.find_reason(runs) is not None:
+        return None
+    benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
+    expected = convergence.expect(benchmark, batch)
+    assert expected is not None  # or there was a reason
+    assessment, note = convergence.assess_runs(runs)
+    if assessment is None:  # some missed the target
+        note = f"{note}; the reference needs {expected.mean:.1f} epochs at a batch of {expected.batch:,}"
+    lead = f"{note[0].upper()}{note[1:]}."
+    points = convergence.list_points(benchmark)
+    counted = convergence.prune(points, convergence.NUM_RUNS[benchmark])
+    rows = [
+        [
+            *(f"{point.batch:,}", f"{point.mean:.2f}", f"{point.least:.2f}", f"{point.stdev:.2f}"),
+            "compared with" if point.batch in expected.points else "" if point in counted else "not counted",
+        ]
+        for point in points
+    ]
+    caption = (
+        f"{convergence.SOURCE[benchmark]}. Mean without the fastest and the slowest run; "
+        "fewer epochs than the least are refused. Not counted: slower than the line between its neighbours."
     )
-    title = "Time to the target" + ("" if score is None else "; the line is the olympic mean")
-    return figure("times-to-target", title, "", chart)
+    heads = ["global batch", "epochs, mean", "least", "scatter", ""]
+    table = Table(heads, rows, caption=caption, numeric=[True] * 4 + [False])
+    drawn = draw_convergence(runs, points, counted, lead)
+    return Section("convergence", "Convergence against MLPerf's reference", (drawn, table), lead)
+
+
+def draw_convergence(runs: list[LoggedRun], points: list[Expected], counted: list[Expected], text: str) -> Figure:
+    batch, num_runs = runs[0].global_batch or 0, convergence.NUM_RUNS[runs[0].benchmark or ""]
+
+    def place(at: int, epochs: float, what: str) -> dict[str, Any]:
+        return {"batch": at, "epochs": charts.round_sensibly(epochs), "what": what}
+
+    between = []  # the reference is straight by batch size, so bent on this axis
+    for low, high in itertools.pairwise(counted):
+        sizes = [round(low.batch * (high.batch / low.batch) ** (part / PARTS)) for part in range(1, PARTS)]
+        between += [low, *(convergence.interpolate(size, low, high, num_runs) for size in sizes)]
+    curve = [place(one.batch, one.mean, MEAN) | {"least": one.least} for one in (*between, counted[-1])]
+    reference = [place(point.batch, point.mean, MEAN if point in counted else LEFT_OUT) for point in points]
+    trained = [place(batch, run.epochs, REACHED if run.converged else MISSED) for run in runs if run.epochs is not None]
+    kinds = {MEAN: BLUE, LEFT_OUT: GREY, REACHED: ORANGE, MISSED: charts.RED}
+    least, most = 0.9 * min(batch, points[0].batch), 1.1 * max(batch, points[-1].batch)
+    powers = [2**n for n in range(31) if least <= 2**n <= most]
+    scale = {"type": "log", "domain": [least, most], "nice": False}
+    x = charts.across("images per step (global batch)", "batch", **scale, values=powers, format=",d")
+    y = charts.up("epochs to the target", "epochs", zero=True, tickCount=6)
+    color, tooltip = charts.colours(kinds, columns=2, symbolType="circle"), tips("what", "batch:Q", "epochs:Q")
+    layers = [
+        mark("area", curve, {"opacity": 0.25, "color": BLUE}, x=x, y=y, y2="least:Q"),
+        mark("line", curve, {"strokeWidth": 1.5}, x=x, y=y, color=color),
+        charts.points(reference, 30, x=x, y=y, color=color, tooltip=tooltip),
+        charts.points(trained, 90, x=x, y=y, color=color, tooltip=tooltip),
+    ]
+    title = "Epochs to the target by batch size"
+    return figure("convergence", title, text, layers, height=CONVERGENCE_HEIGHT)

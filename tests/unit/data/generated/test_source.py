@@ -5,8 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from trainstone.data.generated.scenes import Drawn
-from trainstone.data.generated.source import GeneratedSource, box_of, may_cover
+from trainstone.data.generated.source import Drawn, GeneratedSource, box_of, may_cover
 from trainstone.data.picture.decode import decode_strict
 from trainstone.data.picture.look import look
 from trainstone.errors import ConfigError

@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from made_archives import expect_refusal, list_everything, make_tar, make_zip, members_or_error, read_files
+from made_archives import expect_refusal, list_everything, make_tar, make_zip, read_files
 from trainstone.data.parallel import Progress
 from trainstone.data.raw import archives
 from trainstone.data.raw.archives import extract_tar, extract_zip, list_tar, list_zip, read_tar, unpack_once
@@ -107,7 +105,7 @@ def test_tar_in_a_tar_is_listed_in_place(tmp_path):
     path = tmp_path / "train.tar"
     path.write_bytes(make_tar({**inner, "n02.tar": make_tar({"n02_1.JPEG": b"x"})}))
     data = path.read_bytes()
-    found = [member for outer in list_tar(path) for member in list_tar(path, outer.offset, outer.size)]
+    found = [member for _, *place in list_tar(path) for member in list_tar(path, *place)]
     assert [(name, data[offset : offset + size]) for name, offset, size in found] == [
         ("n01_1.JPEG", b"first"),
         ("n01_2.JPEG", b"second"),
@@ -119,9 +117,9 @@ def test_tar_in_a_tar_must_end_inside_it(tmp_path):
     inner = make_odd_tar([(info("n01_1.JPEG", size=20_000), bytes(20_000))])[:1024]
     path = tmp_path / "train.tar"
     path.write_bytes(make_tar({"n01.tar": inner, "n02.tar": bytes(90_000)}))
-    first = next(iter(list_tar(path)))
+    _, *first = next(iter(list_tar(path)))
     with pytest.raises(DataError, match=r"tar at byte 512: member 'n01_1.JPEG' claims 20,000 bytes, 512 are left"):
-        list(list_tar(path, first.offset, first.size))
+        list(list_tar(path, *first))
     path.write_bytes(make_tar({"n01.tar": make_tar({"a": b"x" * 512})[:1024], "n02.tar": bytes(90_000)}))
     with pytest.raises(DataError, match="without its end mark"):
         list(list_tar(path, 512, 1024))
@@ -171,27 +169,25 @@ def test_what_does_not_fit_the_disk_is_refused(tmp_path, monkeypatch):
     expect_refusal(tmp_path, "x.zip", make_zip(FILES), "the disk has 1000 B free", extract_zip)
 
 
-@pytest.mark.parametrize("name", PACKERS)
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.97])
-def test_tar_cut_short_is_refused(tmp_path, name, share):
-    data = PACKERS[name](make_tar(FILES | {"big": os.urandom(50_000)}).rstrip(b"\0"))
-    expect_refusal(tmp_path, name, data[: int(len(data) * share)], "x.tar", extract_tar)
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def test_damage_in_the_middle_is_not_taken_for_the_end(tmp_path):
-    data = bytearray(make_tar({f"{n}": b"x" * 512 for n in range(30)}))
-    data[20 * 1024 + 10] ^= 1  # the 21st header
-    expect_refusal(tmp_path, "x.tar", bytes(data), "bad checksum", extract_tar)
-    packed = bytearray(gzip.compress(make_tar(FILES)))
-    packed[-6] ^= 1  # gzip's own checksum
-    expect_refusal(tmp_path, "x.tar.gz", bytes(packed), "cannot be read as tar", extract_tar)
+WHOLE = {name: pack(make_tar(FILES | {"big": os.urandom(50_000)}).rstrip(b"\0")) for name, pack in PACKERS.items()}
+DAMAGED = [
+    *((name, data[: int(len(data) * share)], "x.tar") for name, data in WHOLE.items() for share in (0.3, 0.6, 0.97)),
+    ("x.tar", flip(make_tar({f"{n}": b"x" * 512 for n in range(30)}), 20 * 1024 + 10), "bad checksum"),  # 21st header
+    ("x.tar.gz", flip(gzip.compress(make_tar(FILES)), -6), "cannot be read as tar"),  # gzip's own checksum
+    *(("x.tar", data, r"x\.tar") for data in (b"", b"no tar at all", bytes(100), b"\1" * 1024)),
+]
 
 
-@pytest.mark.parametrize("content", [b"", b"no tar at all", bytes(100), b"\1" * 1024])
-def test_what_is_no_tar_is_refused(tmp_path, content):
-    expect_refusal(tmp_path, "x.tar", content, r"x\.tar", extract_tar)
-    with pytest.raises(DataError, match=r"x\.tar"):
-        list(list_tar(tmp_path / "x.tar"))
+@pytest.mark.parametrize(("name", "data", "message"), DAMAGED)
+def test_damaged_tar_is_refused(tmp_path, name, data, message):
+    expect_refusal(tmp_path, name, data, message, extract_tar)
+    if name == "x.tar":
+        with pytest.raises(DataError, match=r"x\.tar"):
+            list(list_tar(tmp_path / "x.tar"))
 
 
 def as_link(made: zipfile.ZipInfo) -> None:
@@ -268,29 +264,3 @@ def test_files_are_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, "sync", fail)
     expect_refusal(tmp_path, name, data, "No space left on device", extract)
-
-
-GOOD = make_tar({"n01/a.JPEG": b"one" * 300, "b": b"", "c" * 120: b"two"})
-CHANGES = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6)
-LIMITS = settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-@LIMITS
-@given(changes=CHANGES, cut=st.booleans())
-def test_changed_tar_gives_members_or_a_data_error(tmp_path, changes, cut):
-    data = bytearray(GOOD)
-    for at, value in changes:
-        data[at % len(data)] = value
-    for at in range(0, 4096, 512):  # with sums that fit, so that the changes are believed
-        block = data[at : at + 512]
-        if any(block) and len(block) == 512:
-            block[148:156] = b" " * 8
-            data[at + 148 : at + 156] = b"%06o\0 " % sum(block)
-    path = tmp_path / "x.tar"
-    path.write_bytes(data[: changes[0][0]] if cut else data)
-    members_or_error(read_tar, path)
-    for member in members_or_error(list_tar, path):
-        assert member.offset + member.size <= len(data)
-        assert not member.name.startswith(("/", "../"))

@@ -1,3 +1,5 @@
+"""ImageNet as people have it: pictures, labels, words and boxes in every shape."""
+
 import gzip
 import io
 import os
@@ -8,14 +10,15 @@ import pytest
 import scipy.io
 
 from made_archives import make_jpeg, make_tar, write_files
-from trainstone.data.raw.imagenet import find_imagenet
-from trainstone.data.sample import Box, ClassName, DataSet
+from trainstone.data.raw.imagenet import find_imagenet, read_box_xml, read_boxes
+from trainstone.data.sample import Box, ClassName, DataSet, Edges
 from trainstone.errors import DataError
 
 SYNSETS = ["n01440764", "n01443537", "n02099601"]
 TEXTS = {"n01440764": "tench, Tinca tinca", "n01443537": "goldfish", "n02099601": "golden retriever"}
 # The numbers of the devkit are in another order than the synsets.
 IDS = {"n01440764": 3, "n01443537": 1, "n02099601": 2}
+TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 VAL = ["n02099601", "n01440764", "n01443537", "n01440764"]
 
 TRAIN_PICTURES = {s: {f"{s}_{i}.JPEG": make_jpeg(n * 10 + i) for i in (10, 9)} for n, s in enumerate(SYNSETS)}
@@ -41,7 +44,7 @@ def devkit() -> dict[str, bytes]:
     return {
         f"{folder}/readme.txt": b"hello",
         f"{folder}/data/meta.mat": out.getvalue(),
-        f"{folder}/data/ILSVRC2012_validation_ground_truth.txt": truth.encode(),
+        f"{folder}/data/{TRUTH}": truth.encode(),
     }
 
 
@@ -162,23 +165,28 @@ def test_val_pictures_of_classes_that_train_lacks_are_left_out_and_told(root, ca
 
 
 @pytest.mark.parametrize(
-    ("name", "gap"), [("LOC_synset_mapping.txt", " "), ("synset_words.txt", " "), ("imagenet_metadata.txt", "\t")]
+    ("name", "gap"),
+    [("LOC_synset_mapping.txt", " "), ("synset_words.txt", " "), ("imagenet_metadata.txt", "\t"), ("", "")],
 )
 def test_classes_get_their_words(root, name, gap):
     content = "".join(f"{synset}{gap}{text}\n" for synset, text in TEXTS.items()) + f"n00000001{gap}x\n"
-    write_files(root, TRAIN_SHAPES["tar"] | {name: content.encode()})
+    write_files(root, TRAIN_SHAPES["tar"] | ({name: content.encode()} if name else LABEL_FILES["devkit"]))
     assert find(root).classes == [ClassName(synset, TEXTS[synset]) for synset in SYNSETS]
 
 
-def test_the_devkit_has_words_too(root):
-    write_files(root, TRAIN_SHAPES["tar"] | LABEL_FILES["devkit"])
-    assert find(root).classes == [ClassName(synset, TEXTS[synset]) for synset in SYNSETS]
+def xml(*objects: tuple[str, object, object, object, object], width: object = 500, height: object = 400) -> str:
+    things = "".join(
+        f"<object><name>{name}</name><bndbox><xmin>{left}</xmin><ymin>{top}</ymin>"
+        f"<xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
+        for name, left, top, right, bottom in objects
+    )
+    return (
+        f"<annotation><folder>x</folder><filename>%s</filename>"
+        f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>{things}</annotation>"
+    )
 
 
-XML = (
-    b"<annotation><size><width>100</width><height>50</height></size><object><name>x</name><bndbox>"
-    b"<xmin>10</xmin><ymin>10</ymin><xmax>90</xmax><ymax>50</ymax></bndbox></object></annotation>"
-)
+XML = xml(("x", 10, 10, 90, 50), width=100, height=50).encode()
 TRAIN_XML, VAL_XML = "n01443537/n01443537_10.xml", "val/ILSVRC2012_val_00000001.xml"
 
 
@@ -223,21 +231,9 @@ def test_given_boxes_win(root):
         ("labels.txt", b"", "empty"),
         ("labels.csv", b"ImageId,PredictionString\nILSVRC2012_val_1,n01440764 1 2 3 4\n", "line 2"),
         ("labels.csv", b"ImageId,PredictionString\nILSVRC2012_val_00000001\n", "line 2"),
-        (
-            "kit.tar.gz",
-            gzip.compress(make_tar({"data/x": b""}), mtime=0),
-            r"meta\.mat and ILSVRC2012_validation_ground_truth\.txt",
-        ),
-        (
-            "kit.tar.gz",
-            gzip.compress(make_tar(devkit() | {"y/ILSVRC2012_validation_ground_truth.txt": b"1\n1001\n"}), mtime=0),
-            r"line 2: '1001' is no class; 1 to 1000 are",
-        ),
-        (
-            "kit.tar.gz",
-            gzip.compress(make_tar(devkit() | {"y/meta.mat": os.urandom(300)}), mtime=0),
-            r"meta\.mat",
-        ),
+        ("kit.tar", make_tar({"data/x": b""}), r"meta\.mat and ILSVRC2012_validation_ground_truth\.txt"),
+        ("kit.tar", make_tar(devkit() | {f"y/{TRUTH}": b"1\n1001\n"}), r"line 2: '1001' is no class; 1 to 1000 are"),
+        ("kit.tar", make_tar(devkit() | {"y/meta.mat": os.urandom(300)}), r"meta\.mat"),
     ],
 )
 def test_damaged_labels_are_refused_by_place(root, name, content, message):
@@ -252,3 +248,99 @@ def test_strange_pictures_are_left_out_and_told(root, caplog):
     write_files(root, TRAIN_SHAPES["folders"] | dict.fromkeys(strange, make_jpeg(1)))
     assert contents(find(root)) == {"train": TRAIN}
     assert "1 picture in no synset's folder left out" in caplog.text
+
+
+DOG, CAT = "n02092002", "n02123045"
+KNOWN = {DOG, CAT}
+
+
+def read_xml(content: str | bytes, synset: str | None = DOG) -> list[Edges]:
+    data = content if isinstance(content, bytes) else content.encode()
+    return read_box_xml(data, synset, KNOWN, where="n1/n1_2.xml")
+
+
+def test_edges_are_shares_of_the_stated_size_with_four_decimals_in_order_and_cut():
+    assert read_xml(xml((DOG, 53, 1, 300, 399), width=333)) == [(0.1592, 0.0025, 0.9009, 0.9975)]
+    assert read_xml(xml((DOG, 600, 300, -20, 100))) == [(0.0, 0.25, 1.0, 0.75)]
+    for without_area in ((10, 10, 10, 50), (10, 50, 40, 50), (600, 10, 700, 50), (-9, 10, -1, 50)):
+        assert read_xml(xml((DOG, *without_area), (DOG, 0, 0, 500, 400))) == [(0.0, 0.0, 1.0, 1.0)]
+
+
+def test_the_first_label_decides_for_all_boxes_of_a_file_as_in_the_original():
+    whole = (0, 0, 500, 400)
+    assert read_xml(xml((CAT, *whole), (DOG, *whole))) == []
+    assert len(read_xml(xml((DOG, *whole), (CAT, *whole)))) == 2
+    assert len(read_xml(xml(("Scottish_deerhound", *whole), (CAT, *whole)))) == 2
+    assert len(read_xml(xml(("n99999999", *whole)))) == 1
+    assert len(read_xml(xml((CAT, *whole), (DOG, *whole)), None)) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "<annotation>", xml(width=0), xml(height="nan"), xml(width=""), xml((DOG, "left", 1, 2, 3)), "<annotation/>",
+     b"\xff\xfe\0<", xml() + " " * 2**20, "<a>" * 10_000],
+)  # fmt: skip
+def test_damaged_xml_is_refused_by_name(content):
+    with pytest.raises(DataError, match=r"^n1/n1_2\.xml: "):
+        read_xml(content)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-7"])
+def test_entities_are_refused(encoding):
+    laughs = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
+    with pytest.raises(DataError, match=r"document type|damaged"):
+        read_xml(laughs.encode(encoding))
+
+
+FILES = {
+    f"{DOG}/{DOG}_1.xml": xml((DOG, 0, 0, 50, 40), (DOG, 100, 80, 500, 400)).encode(),
+    f"{DOG}/{DOG}_2.xml": xml((CAT, 0, 0, 50, 40)).encode(),
+    f"{CAT}/{CAT}_7.xml": xml(("cat", 0, 0, 250, 200)).encode(),
+    "n00000001/n00000001_1.xml": b"not even XML",
+    "val/ILSVRC2012_val_00000001.xml": xml((CAT, 0, 0, 500, 200)).encode(),
+}
+BOXES = {
+    f"{DOG}_1": ((0.0, 0.0, 0.1, 0.1), (0.2, 0.2, 1.0, 1.0)),
+    f"{CAT}_7": ((0.0, 0.0, 0.5, 0.5),),
+    "ILSVRC2012_val_00000001": ((0.0, 0.0, 1.0, 0.5),),
+}
+
+
+def test_a_folder_of_xml_is_read(tmp_path):
+    write_files(tmp_path / "Annotation", FILES | {f"{DOG}/._hidden.xml": b"mac"})
+    assert read_boxes(tmp_path / "Annotation", KNOWN) == BOXES
+    # One synset's folder alone says its synset, too.
+    assert read_boxes(tmp_path / "Annotation" / DOG, KNOWN) == {f"{DOG}_1": BOXES[f"{DOG}_1"]}
+
+
+def test_tars_of_xml_are_read(tmp_path):
+    plain, packed, nested = tmp_path / "a.tar", tmp_path / "b.tar.gz", tmp_path / "c.tgz"
+    plain.write_bytes(make_tar(FILES))
+    packed.write_bytes(gzip.compress(make_tar({f"./bbox/{n}": c for n, c in FILES.items()})))
+    parts: dict[str, bytes] = {"n00000001.tar.gz": b"not even packed"}
+    for folder in (DOG, CAT, "val"):
+        inner = {name: content for name, content in FILES.items() if name.startswith(folder)}
+        parts[f"{folder}.tar.gz"] = gzip.compress(make_tar(inner))
+    nested.write_bytes(gzip.compress(make_tar(parts)))
+    for path in (plain, packed, nested):
+        assert read_boxes(path, KNOWN) == BOXES
+
+
+def test_damage_in_a_tar_names_the_member(tmp_path):
+    path = tmp_path / "bbox.tar"
+    path.write_bytes(make_tar({f"{DOG}/{DOG}_1.xml": b"<a>"}))
+    with pytest.raises(DataError, match=rf"bbox\.tar, {DOG}/{DOG}_1\.xml: damaged XML"):
+        read_boxes(path, KNOWN)
+    with pytest.raises(DataError, match="no such file"):
+        read_boxes(tmp_path / "none.tar", KNOWN)
+
+
+def test_a_csv_is_read_with_and_without_folders(tmp_path):
+    path = tmp_path / "boxes.csv"
+    lines = [(f"{name}.JPEG", edges) for name, boxes in BOXES.items() for edges in boxes]
+    path.write_text("".join(f"{name},{','.join(map(str, edges))}\n" for name, edges in lines))
+    assert read_boxes(path, KNOWN) == BOXES
+    path.write_text("".join(f"val/{name},{','.join(map(str, edges))}\n" for name, edges in lines))
+    assert read_boxes(path, KNOWN) == BOXES
+    path.write_text("")
+    assert read_boxes(path, KNOWN) == {}

@@ -1,59 +1,42 @@
 import os
-import tarfile
 import zipfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from damage import write
+from made_archives import make_tar, make_zip, write_files
 from small_sets import flip
 from trainstone.data.raw import listing as listing_module
-from trainstone.data.raw.archives import list_tar, list_zip
-from trainstone.data.raw.listing import FileListing, ListingBuilder, Place
+from trainstone.data.raw.listing import FileListing, ListingBuilder, Place, walk_files
 from trainstone.data.sample import Source
 from trainstone.errors import DataError
 
 PICTURES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}
 
 
-def list_folder(root: Path) -> FileListing:
+def list_places(root: Path, places: Iterable[tuple[str, Place]]) -> FileListing:
     builder = ListingBuilder(root)
-    for name, content in PICTURES.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-        builder.add(name, name[:3], Place(file.parent))
+    for name, place in places:
+        builder.add(name, name[:3], place)
     return builder.finish(["n00", "n01", "n02"])
 
 
-def list_archive(path: Path, members) -> FileListing:
-    builder = ListingBuilder(path)
-    for name, *place in members:
-        builder.add(name, name[:3], Place(path, *place))
-    return builder.finish(["n00", "n01", "n02"])
+def list_folder(root: Path) -> FileListing:
+    return list_places(write_files(root, PICTURES), walk_files(root))
 
 
-def tarred(root: Path) -> FileListing:
-    list_folder(root / "made")
-    with tarfile.open(root / "x.tar", "w") as tar:
-        for name in PICTURES:
-            tar.add(root / "made" / name, name)
-    return list_archive(root / "x.tar", list_tar(root / "x.tar"))
-
-
-def zipped(root: Path, method: int) -> FileListing:
-    with zipfile.ZipFile(root / "x.zip", "w", method) as archive:
-        for name, content in PICTURES.items():
-            archive.writestr(name, content)
-    members = enumerate(list_zip(root / "x.zip").items())
-    return list_archive(root / "x.zip", [(name, number, size) for number, (name, size) in members])
+def list_archive(path: Path, content: bytes) -> FileListing:
+    return list_places(path, walk_files(write(path, content)))
 
 
 MAKERS = {
     "folder": list_folder,
-    "tar": tarred,
-    "stored zip": lambda root: zipped(root, zipfile.ZIP_STORED),
-    "zip": lambda root: zipped(root, zipfile.ZIP_DEFLATED),
+    "tar": lambda root: list_archive(root / "x.tar", make_tar(PICTURES)),
+    "stored zip": lambda root: list_archive(root / "x.zip", make_zip(PICTURES, method=zipfile.ZIP_STORED)),
+    "zip": lambda root: list_archive(root / "x.zip", make_zip(PICTURES)),
 }
 
 
@@ -104,9 +87,9 @@ def test_file_that_changed_after_it_was_listed_is_named(tmp_path, kind, file, da
 def test_what_is_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(listing_module, "MAX_PICTURE_BYTES", 10)
     monkeypatch.setattr(listing_module, "READ_BYTES", 4)
-    for maker in (list_folder, tarred):
+    for kind in ("folder", "tar"):
         with pytest.raises(DataError, match="no picture"):
-            maker(tmp_path).read(0)
+            MAKERS[kind](tmp_path).read(0)
 
 
 def test_two_pictures_of_one_name_are_refused(tmp_path):
@@ -124,25 +107,12 @@ def test_names_that_no_list_can_hold_are_refused(tmp_path, name):
 
 
 def test_the_fingerprint_follows_names_labels_and_archives(tmp_path):
-    listing = list_folder(tmp_path)
-    assert list_folder_again(tmp_path).fingerprint() == listing.fingerprint()
-    builder = ListingBuilder(tmp_path)
-    name = next(iter(PICTURES))
-    builder.add(name, name[:3], Place(tmp_path / name[:3]))
-    assert builder.finish(["n00", "n01", "n02"]).fingerprint() != listing.fingerprint()
-    before = listing.fingerprint()
-    os.utime(tmp_path / listing.name(2), (1, 1))
-    assert listing.fingerprint() != before
-    archive = tarred(tmp_path)
-    first = archive.fingerprint()
-    assert archive.fingerprint() == first
-    for path in tmp_path.rglob("*.tar"):
-        os.utime(path, (1, 1))
-    assert archive.fingerprint() != first
-
-
-def list_folder_again(root: Path) -> FileListing:
-    builder = ListingBuilder(root)
-    for name in reversed(PICTURES):
-        builder.add(name, name[:3], Place(root / name[:3]))
-    return builder.finish(["n00", "n01", "n02"])
+    places = list(walk_files(write_files(tmp_path, PICTURES)))
+    listing = list_places(tmp_path, places)
+    assert list_places(tmp_path, reversed(places)).fingerprint() == listing.fingerprint()
+    assert list_places(tmp_path, places[:1]).fingerprint() != listing.fingerprint()
+    for changed, file in ((listing, tmp_path / listing.name(2)), (MAKERS["tar"](tmp_path), tmp_path / "x.tar")):
+        before = changed.fingerprint()
+        assert changed.fingerprint() == before
+        os.utime(file, (1, 1))
+        assert changed.fingerprint() != before
