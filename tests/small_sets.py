@@ -11,14 +11,11 @@ from PIL import Image
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.manifest import read_manifest
 from trainstone.data.picture.look import look
-from trainstone.data.plan import make_plan
+from trainstone.data.plan import ENCODERS, make_plan
 from trainstone.data.prepare import prepare
-from trainstone.data.recognise import open_dataset
+from trainstone.data.recognise import OPENERS, open_dataset
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
-from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.records import Encoder, Shard
-from trainstone.data.storage.tfrecord import TFRecordShard
-from trainstone.data.storage.wds import WdsShard
 from trainstone.data.verify import Findings, verify
 from trainstone.errors import DataError
 from trainstone.formats.files import Span
@@ -36,7 +33,7 @@ IN_PIXELS = (Box(0, 0.25, 0.125, 0.75, 0.5), Box(1, 0.125, 0.25, 0.375, 1.0, cro
 
 SHARDS = {"recordio": "train.rec", "tfrecord": "train-00000-of-00001", "wds": "train-000000.tar"}
 INDEXES = {"recordio": "train.idx", "tfrecord": "idx/train-00000-of-00001.idx", "wds": "train-000000.idx"}
-READERS: dict[str, Any] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
+READERS: dict[str, Any] = {**OPENERS}
 
 
 def make_png(width: int = 5, height: int = 3) -> bytes:
@@ -46,14 +43,20 @@ def make_png(width: int = 5, height: int = 3) -> bytes:
 
 
 class Listed:
+    """A source of given samples that counts how many are read; None is a record that cannot be read."""
+
     def __init__(self, samples: Sequence[Any]) -> None:
-        self.samples = list(samples)
+        self.samples, self.reads = list(samples), 0
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def read(self, index: int) -> Sample:
-        return self.samples[index]
+        self.reads += 1
+        sample = self.samples[index]
+        if sample is None:
+            raise DataError(f"{self.where(index)}: wrong checksum")
+        return sample
 
     def name(self, index: int) -> str:
         return self.samples[index].name
@@ -63,19 +66,6 @@ class Listed:
 
     def fingerprint(self) -> str:
         return " ".join(f"{sample.name!a} {len(sample.image)}" for sample in self.samples)
-
-
-class Counting(Listed):
-    """A source of given samples that counts how many are read; None is a record that cannot be read."""
-
-    reads = 0
-
-    def read(self, index: int) -> Sample:
-        self.reads += 1
-        sample = self.samples[index]
-        if sample is None:
-            raise DataError(f"{self.where(index)}: wrong checksum")
-        return sample
 
 
 def to_classify(count: int, first: int = 0) -> list[Sample]:
@@ -92,19 +82,30 @@ def to_detect(count: int, first: int = 0) -> list[Sample]:
     ]
 
 
-def make_set(root: Path, storage: Any, kind: str = "classify", count: int = 8, val: int = 0, **wishes: Any) -> Path:
-    """Write a whole set as `trainstone data` does, manifest and all; the order stays."""
+def make_set(
+    root: Path, storage: Any, kind: str = "classify", count: int | Sequence[Sample] = 8, val: int = 0,
+    described: bool = True, **wishes: Any,
+) -> Path:  # fmt: skip
+    """Write a whole set of so many samples, or of these, as `trainstone data` does; the order stays."""
     make = to_classify if kind == "classify" else to_detect
-    splits = [Split("train", Listed(make(count)))]
+    samples = make(count) if isinstance(count, int) else count
+    splits = [Split("train", Listed(samples))]
     if val:
-        splits.append(Split("val", Listed(make(val, count))))
-    return write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **wishes)
+        splits.append(Split("val", Listed(make(val, len(samples)))))
+    write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **wishes)
+    if not described:
+        (root / "manifest.json").unlink()
+    return root
 
 
 def write_set(root: Path, found: DataSet, storage: Any, **wishes: Any) -> Path:
     for _ in prepare(make_plan(found, storage, shuffle=False, **wishes), root, Rank(), 2):
         pass
     return root
+
+
+def make_encoder(storage: Any, kind: str = "classify") -> Encoder:
+    return ENCODERS[storage](kind, CLASSES, 1)
 
 
 def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[Span]:
@@ -132,10 +133,8 @@ def check(path: Path) -> Findings:
 
 
 def locate(path: Path, storage: str) -> list[Span]:
-    shard = READERS[storage](path)
-    spans = list(shard.file.spans())
-    shard.close()
-    return spans
+    with contextlib.closing(READERS[storage](path)) as shard:
+        return list(shard.file.spans())
 
 
 def read_shard(shard: Any, method: str = "read") -> list[Any]:

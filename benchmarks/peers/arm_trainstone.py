@@ -6,16 +6,16 @@ from pathlib import Path
 from turns import serve
 
 from trainstone import __version__
-from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.loader import open_loader
+from trainstone.config.schema import Config, DataConfig, LoaderConfig
+from trainstone.data.loader import Loader
 from trainstone.data.recognise import open_dataset
 
 
 def open_batches(_, job) -> Iterator:
     splits = {split.name: split.source for split in open_dataset(Path(job["records"])).splits}
-    how = LoaderConfig(threads=job["threads"])
-    sizes = {"image_size": job["size"], "batch_size": job["batch"]}
-    with open_loader(splits["train"], augment=AugmentConfig(), loader=how, seed=0, **sizes) as loader:
+    data, how = DataConfig(image_size=job["size"]), LoaderConfig(threads=job["threads"])
+    config = Config(name="peers", version=1, summary="", data=data, loader=how)
+    with Loader(splits["train"], config, job["batch"]) as loader:
         yield from loader
 
 

@@ -17,18 +17,18 @@ from trainstone.formats.recordio import ImageRecord
 # Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.
 SUICIDE = """
 import os, random, signal, threading
-from trainstone.data import shardfile
+from trainstone.data import prepare
 chance = random.Random({seed})
 left = chance.randint(1, 3)
-shardfile.SYNC_BYTES = 10_000
-append = shardfile.ShardWriter.append
+prepare.SYNC_BYTES = 10_000
+append = prepare.ShardWriter.append
 def count(*arguments):
     global left
     append(*arguments)
     left -= 1
     if left == 0:
         threading.Timer(chance.uniform(0, 0.01), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-shardfile.ShardWriter.append = count
+prepare.ShardWriter.append = count
 """
 STORAGES = ("recordio", "tfrecord", "folder", "wds")
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from small_loaders import make_loader
 from small_sets import make_set
-from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.loader import open_loader
 from trainstone.data.splits import open_split
 
 pytestmark = pytest.mark.skipif("TRAINSTONE_SOAK" not in os.environ, reason="needs make soak")
@@ -20,9 +19,8 @@ GROWTH_BYTES = 8 << 20
 @pytest.mark.parametrize(("storage", "cache"), [("recordio", "off"), ("folder", "files"), ("tfrecord", "pixels")])
 def test_memory_stays_bounded_over_a_hundred_thousand_batches(tmp_path: Path, storage: str, cache: str):
     source = open_split(make_set(tmp_path / "set", storage, count=200), "train").source
-    settings = LoaderConfig(threads=2, cache=cache, cache_bytes=100_000, prefetch=3)
     process = psutil.Process()
-    with open_loader(source, augment=AugmentConfig(), loader=settings, image_size=32, batch_size=4, seed=0) as loader:
+    with make_loader(source, cache=cache, cache_bytes=100_000, prefetch=3) as loader:
         seen = set()
         for number in range(BATCHES):
             images, _ = next(loader)
@@ -30,7 +28,7 @@ def test_memory_stays_bounded_over_a_hundred_thousand_batches(tmp_path: Path, st
             if number == 1000:
                 early = process.memory_info().rss
         late = process.memory_info().rss
-        assert len(seen) == settings.prefetch + 2
+        assert len(seen) == 3 + 2
         assert loader.feed.cache.used_bytes <= 100_000
     assert late - early < GROWTH_BYTES
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]

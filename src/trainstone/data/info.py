@@ -4,10 +4,11 @@ Checks nothing to the end (data/verify.py does): a bad image met on the way is l
 """
 
 import base64
+import contextlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,12 @@ def summarise(found: DataSet, path: str = "", *, samples: int = 24, looked_at: i
         seen, boxes = look_over(split.source, looked_at, bad)
         labels = read_labels(split.source, found.kind, boxes, bad)
         share = samples * (number + 1) // len(found.splits) - samples * number // len(found.splits)
-        picked = pick_samples(split.source, labels, share, found.kind)
+        picked = spread(len(split.source), share)
+        if found.kind != "detect":  # evenly over the classes
+            by_record = np.full(len(split.source), -1, np.int32)
+            by_record[labels.per_record == 1] = labels.classes
+            order = np.argsort(by_record, kind="stable")
+            picked = [int(order[place]) for place in picked]
         images += [show(split, index, found.classes, bad) for index in picked]
         splits.append(describe_split(split, found, labels, seen, bad))
     return results.DatasetSummary(
@@ -60,43 +66,31 @@ def summarise(found: DataSet, path: str = "", *, samples: int = 24, looked_at: i
     )
 
 
-def pick_samples(source: Source, labels: Labels, number: int, kind: str) -> list[int]:
-    """Choose images evenly over the classes; over the split where there are none."""
-    places = spread(len(source), number)
-    if kind == "detect":
-        return places
-    by_record = np.full(len(source), -1, np.int32)
-    by_record[labels.per_record == 1] = labels.classes
-    order = np.argsort(by_record, kind="stable")
-    return [int(order[place]) for place in places]
-
-
 def look_over(source: Source, number: int, bad: dict[int, str]) -> tuple[results.LookedAt | None, dict[int, list[int]]]:
     """Open images evenly spaced and look at their heads; return, too, the classes of their boxes by record."""
-    seen: list[tuple[Look, int]] = []
+    looks, lengths = list[Look](), list[int]()
     boxes: dict[int, list[int]] = {}
     for index in spread(len(source), number):
         try:
             sample = source.read(index)
             boxes[index] = [box.label for box in sample.boxes]
-            seen.append((look(sample.image), len(sample.image)))
+            looks.append(look(sample.image))
+            lengths.append(len(sample.image))
         except DataError as err:
             bad.setdefault(index, err.message)
-    return describe_looks(seen) if seen else None, boxes
-
-
-def describe_looks(seen: Sequence[tuple[Look, int]]) -> results.LookedAt:
-    looks = [entry for entry, _ in seen]
+    if not looks:
+        return None, boxes
     sizes = Counter((entry.width, entry.height) for entry in looks)
-    return results.LookedAt(
-        pictures=len(seen),
+    found = results.LookedAt(
+        pictures=len(looks),
         width=measure([entry.width for entry in looks]),
         height=measure([entry.height for entry in looks]),
-        bytes=measure([size for _, size in seen]),
+        bytes=measure(lengths),
         kinds=dict(Counter(entry.kind for entry in looks).most_common()),
         colours=dict(Counter(entry.colour for entry in looks).most_common()),
         sizes=[results.SizeCount(width=w, height=h, pictures=count) for (w, h), count in sizes.most_common()],
     )
+    return found, boxes
 
 
 def measure(numbers: Sequence[int]) -> results.Quantiles:
@@ -111,15 +105,18 @@ def describe_split(
 ) -> results.SplitSummary:
     paths: Sequence[Path] | None = getattr(split.source, "paths", None)
     number, classes, counts = len(found.classes), labels.classes, labels.per_record[labels.per_record >= 0]
-    boxes = None
+    boxes = size = None
     if found.kind == "detect":
         per_picture = dict(sorted(Counter(counts.tolist()).items()))
         boxes = results.BoxCounts(boxes=len(classes), pictures=len(counts), per_picture=per_picture)
+    if paths is not None:
+        with contextlib.suppress(OSError):  # one of them cannot be asked
+            size = sum(path.stat().st_size for path in paths)
     listed = [(printable(split.source.where(index)), printable(bad[index])) for index in sorted(bad)[:MAX_BAD]]
     return results.SplitSummary(
         name=printable(split.name),
         records=len(split.source),
-        bytes=None if paths is None else add_sizes(paths),
+        bytes=size,
         shards=None if paths is None else len(paths),
         class_counts=np.bincount(classes[(classes >= 0) & (classes < number)], minlength=number).tolist(),
         outside=int((classes >= number).sum()),
@@ -132,22 +129,19 @@ def describe_split(
     )
 
 
-def add_sizes(paths: Sequence[Path]) -> int | None:
-    """Return the bytes of files; None where one of them cannot be asked."""
-    try:
-        return sum(path.stat().st_size for path in paths)
-    except OSError:
-        return None
-
-
 def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, str]) -> results.SamplePicture | None:
     """Make an image small, with its boxes; None, and a note, where it is bad."""
     try:
         sample = split.source.read(index)
-        pixels = shrink(decode(sample.image))
+        pixels: npt.NDArray[Any] = decode(sample.image)
     except DataError as err:
         bad.setdefault(index, err.message)
         return None
+    height, width = pixels.shape[:2]
+    scale = THUMBNAIL_PIXELS / max(height, width)
+    if scale < 1:
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
     boxes = [box for box in sample.boxes if math.isfinite(box.left + box.top + box.right + box.bottom)]
     return results.SamplePicture(
         split=printable(split.name),
@@ -158,17 +152,6 @@ def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, 
         jpeg_base64=base64.b64encode(encode_jpeg(pixels, THUMBNAIL_QUALITY)).decode("ascii"),
         boxes=[make_box(box, classes) for box in boxes[:MAX_BOXES]],
     )
-
-
-def shrink(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Scale so that the longer side fits a thumbnail; small ones stay as they are."""
-    height, width = pixels.shape[:2]
-    scale = THUMBNAIL_PIXELS / max(height, width)
-    if scale >= 1:
-        return pixels
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    small: Any = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-    return small  # type: ignore[no-any-return]
 
 
 def make_box(box: Box, classes: Sequence[ClassName]) -> results.SampleBox:
@@ -201,31 +184,29 @@ def spread(length: int, number: int) -> list[int]:
 
 
 def read_labels(source: Source, kind: str, read: Mapping[int, Sequence[int]], bad: dict[int, str]) -> Labels:
-    """Return the classes of a split's records, or of their boxes.
+    """Return the classes of a split's records, or of their boxes, found in the cheapest way.
 
     `read` holds the boxes' classes of the records that were read already: where only a whole record has its boxes,
     these must do, since reading all may take hours.
     """
-    find = find_reader(source, kind)
+    given: Any = source
+    detect, glances = kind == "detect", hasattr(source, "glance")
+
+    def find(index: int) -> Sequence[int | None]:
+        if not detect and hasattr(source, "label"):
+            return [given.label(index)]
+        if glances:
+            return [label for label, _ in given.glance(index).labels]
+        return read[index] if detect else [source.read(index).label]
+
     classes, per_record = array("i"), array("i")
-    for index in range(len(source)) if find else read:
+    for index in read if detect and not glances else range(len(source)):
         try:
-            stated = find(index) if find else read[index]
-            found = [-1 if label is None else max(-1, min(label, MAX_LABEL)) for label in stated]
-            found = found if kind == "detect" else found[:1]
+            found = [-1 if label is None else max(-1, min(label, MAX_LABEL)) for label in find(index)]
+            found = found if detect else found[:1]
             classes.extend(found)
             per_record.append(len(found))
         except DataError as err:
             bad.setdefault(index, err.message)
             per_record.append(-1)
     return Labels(np.array(classes, np.int32), np.array(per_record, np.int32))
-
-
-def find_reader(source: Source, kind: str) -> Callable[[int], Sequence[int | None]] | None:
-    """Return the cheapest way to a record's class, or to those of its boxes; None: they take reading the record."""
-    given: Any = source
-    if kind != "detect" and hasattr(source, "label"):
-        return lambda index: [given.label(index)]
-    if hasattr(source, "glance"):
-        return lambda index: [label for label, _ in given.glance(index).labels]
-    return None if kind == "detect" else lambda index: [source.read(index).label]

@@ -12,11 +12,10 @@ import cv2
 import torch
 from torch import Tensor
 
-from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.feeding.feed import NOTHING, Bad, Cache, Feed, Holds, Worker, pack
+from trainstone.config.schema import Config
+from trainstone.data.feeding.feed import NOTHING, Bad, Feed, Holds, Worker, pack
 from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
 from trainstone.data.feeding.ring import Ring
-from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source
 from trainstone.machine.cpus import available_cores
@@ -74,24 +73,37 @@ class Loader:
 
     def __init__(
         self,
-        feed: Feed,
-        order: TrainOrder | EvalOrder,
+        source: Source,
+        config: Config,
+        batch_size: int,
         *,
-        threads: int,
-        prefetch: int,
+        train: bool = True,
+        rank: Rank = ALONE,
+        num_classes: int | None = None,
         pinned: bool = False,
         first_step: int = 0,
+        parts: int = 1,
+        storage: str = "",
+        holds: Holds = "class",
     ) -> None:
+        """`parts`: in training, batches of a step; in validation, pictures come in a multiple, the rest is left out."""
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
-        self.feed, self.order = feed, order
-        self.num_slots, self.first_step = prefetch + KEEP, first_step
+        loader, size = config.loader, config.data.image_size
+        order: TrainOrder | EvalOrder
+        if train:
+            order = TrainOrder(len(source), batch_size, config.seed, rank, last=loader.last, parts=parts)
+        else:
+            order = EvalOrder(len(source) // parts * parts, batch_size, rank)
+        self.order = order
+        self.feed = Feed(source, config, train=train, num_classes=num_classes, storage=storage, holds=holds)
+        self.num_slots = loader.prefetch + KEEP
         self.step = first_step
         """The step that comes next: what to go on from."""
         self.skipped = 0
         """How often a damaged picture was left out; bad_pictures says which."""
         self.bad_pictures: set[str] = set()
-        size, holds = feed.transform.size, feed.holds
-        slots = [Memory(order.batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
+        slots = [Memory(batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
+        threads = available_cores().threads if loader.threads == "auto" else loader.threads
         self._began = time.perf_counter()
         self._ring = Ring(
             slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
@@ -106,7 +118,11 @@ class Loader:
             raise StopIteration
         if slot.errors:
             raise slot.errors[min(slot.errors)]
-        self._tell_skipped(slot.bad)
+        self.skipped += len(slot.bad)
+        for one in sorted(slot.bad):
+            if one.where not in self.bad_pictures and len(self.bad_pictures) < TOLD_BAD:
+                log.warning("left out: %s: %s", printable(one.where), printable(one.why))
+            self.bad_pictures.add(one.where)
         self.step += 1
         return slot.memory.take(len(slot.places))
 
@@ -131,8 +147,8 @@ class Loader:
     def stages(self) -> Stages:
         """Sum up what the threads did so far; batch is all that is neither reading, decoding nor resizing."""
         workers = self._ring.workers
-        seconds = zip(*((each.read_seconds, each.decode_seconds, each.resize_seconds) for each in workers), strict=True)
-        spent = [sum(stage) for stage in seconds]
+        kinds = ("read_seconds", "decode_seconds", "resize_seconds")
+        spent = [sum(getattr(worker, kind) for worker in workers) for kind in kinds]
         now = time.perf_counter()
         # Threads that are waiting now have not added that yet.
         waited = sum(worker.waited_until(now) for worker in workers)
@@ -143,50 +159,3 @@ class Loader:
 
     def _fill(self, memory: Memory, row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
         memory.shown[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
-
-    def _tell_skipped(self, bad: list[Bad]) -> None:
-        self.skipped += len(bad)
-        for one in sorted(bad):
-            if one.where not in self.bad_pictures and len(self.bad_pictures) < TOLD_BAD:
-                log.warning("left out: %s: %s", printable(one.where), printable(one.why))
-            self.bad_pictures.add(one.where)
-
-
-def open_loader(
-    source: Source,
-    *,
-    augment: AugmentConfig,
-    loader: LoaderConfig,
-    image_size: int,
-    batch_size: int,
-    seed: int,
-    train: bool = True,
-    rank: Rank = ALONE,
-    num_classes: int | None = None,
-    pinned: bool = False,
-    first_step: int = 0,
-    parts: int = 1,
-    storage: str = "",
-    holds: Holds = "class",
-) -> Loader:
-    """Return the loader that a recipe asks for, begun at a batch.
-
-    `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left out.
-    """
-    order: TrainOrder | EvalOrder
-    if train:
-        order = TrainOrder(len(source), batch_size, seed, rank, last=loader.last, parts=parts)
-    else:
-        order = EvalOrder(len(source) // parts * parts, batch_size, rank)
-    feed = Feed(
-        source,
-        make_transform(augment, loader, image_size, train=train),
-        seed,
-        num_classes,
-        skip_bad=loader.on_bad == "skip",
-        cache=Cache(loader.cache, loader.cache_bytes),
-        storage=storage,
-        holds=holds,
-    )
-    threads = available_cores().threads if loader.threads == "auto" else loader.threads
-    return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)

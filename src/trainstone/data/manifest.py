@@ -18,6 +18,7 @@ WORK = ".trainstone"
 """The folder of unfinished work in a data set."""
 SPLIT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 READ_BYTES = 16 << 20
+TEXT = ("utf-8", "surrogateescape")
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
@@ -88,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return a folder's manifest; None: it has none."""
     path = folder / NAME
     try:
-        manifest = parse_record(Manifest, path.read_bytes())
+        return parse_record(Manifest, path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as err:
@@ -98,7 +99,6 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise DataError(f"{path} {what} at {where or 'its top'}: {first['msg']}") from err
     except (OSError, ValueError, RecursionError) as err:
         raise DataError(f"cannot read {path}: {err}") from err
-    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -140,3 +140,8 @@ def measure(folder: Path, name: str) -> FileFacts:
             crc = google_crc32c.extend(crc, block)
             size += len(block)
     return FileFacts(file=name, bytes=size, crc32c=f"{crc:08x}")
+
+
+def sum_file(name: str, data: bytes) -> int:
+    """Return a picture file's share of its folder's checksum: their sum does not depend on the order."""
+    return int(google_crc32c.extend(google_crc32c.value(name.encode(*TEXT)), data))

@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +18,12 @@ from trainstone.data.storage.records import Encoder, Shard
 from trainstone.data.storage.tfrecord import TFRecordEncoder
 from trainstone.data.storage.wds import WdsEncoder
 
+ENCODERS: dict[Storage, type[Encoder]] = {
+    "recordio": RecordIOEncoder,
+    "tfrecord": TFRecordEncoder,
+    "wds": WdsEncoder,
+    "folder": FolderEncoder,
+}
 # The seeds of im2rec.py, build_imagenet_data.py and (detection) create_tfrecord.py; WebDataset takes TFRecord's.
 SHUFFLE_SEEDS = {
     "recordio": {"classify": 100, "detect": 100},
@@ -61,7 +67,7 @@ class Plan:
     classes: tuple[ClassName, ...]
     first_label: int
     splits: tuple[SplitPlan, ...]
-    treatment: Treatment = field(default_factory=Treatment)
+    treatment: Treatment
 
     @property
     def shards(self) -> list[Shard]:
@@ -71,28 +77,12 @@ class Plan:
     def split(self, name: str) -> SplitPlan:
         return next(split for split in self.splits if split.name == name)
 
-    def encoder(self) -> Encoder:
-        if self.storage == "recordio":
-            return RecordIOEncoder(self.kind)
-        if self.storage == "tfrecord":
-            return TFRecordEncoder(self.kind, self.classes, self.first_label)
-        if self.storage == "wds":
-            return WdsEncoder(self.kind)
-        return FolderEncoder(self.kind, self.classes)
-
     def identity(self) -> str:
         """Return a checksum of everything that decides the bytes written."""
-        digest = hashlib.sha256()
-        told = {
-            "dataset": self.dataset,
-            "kind": self.kind,
-            "storage": self.storage,
-            "classes": self.classes,
-            "first_label": self.first_label,
-            "treatment": asdict(self.treatment),
-            "splits": [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits],
-        }
-        digest.update(json.dumps(told, sort_keys=True).encode())
+        told = {name: getattr(self, name) for name in ("dataset", "kind", "storage", "classes", "first_label")}
+        told["treatment"] = asdict(self.treatment)
+        told["splits"] = [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for split in self.splits:
             digest.update(hashlib.sha256(str(list(split.order[:1000])).encode()).digest())
         return digest.hexdigest()
@@ -112,26 +102,21 @@ def make_plan(
     splits = []
     for split in found.splits:
         order = draw_order(len(split.source), storage, found.kind if shuffle else None)[:limit]
-        count = (shards or {}).get(split.name) or default_shards(found.name, split.name, storage, len(order))
-        count = max(1, min(count, len(order)))
-        splits.append(
-            SplitPlan(split.name, split.source, order, divide(split.name, len(order), count, storage, found.kind))
-        )
+        count = 1 if storage in ("recordio", "folder") else math.ceil(len(order) / RECORDS_PER_SHARD)
+        if storage in ("tfrecord", "wds") and found.name == "imagenet":
+            count = IMAGENET_SHARDS.get(split.name, 1)
+        count = (shards or {}).get(split.name) or count
+        files = divide(split.name, len(order), max(1, min(count, len(order))), storage, found.kind)
+        splits.append(SplitPlan(split.name, split.source, order, files))
     if first_label is None:
         first_label = (1 if found.first_label is None else found.first_label) if storage == "tfrecord" else 0
-    classes = tell_apart(found.classes)
-    return Plan(found.name, found.kind, storage, classes, first_label, tuple(splits), treatment or Treatment())
-
-
-def tell_apart(classes: Sequence[ClassName]) -> tuple[ClassName, ...]:
-    """Return classes whose names differ: ImageNet has two cranes, and folders cannot."""
     seen: set[str] = set()
-    apart = []
-    for label, (name, text) in enumerate(classes):
+    classes = []  # whose names differ: ImageNet has two cranes, and folders cannot
+    for label, (name, text) in enumerate(found.classes):
         unlike = f"{name}-{label}" if name in seen else name
-        apart.append(ClassName(unlike, text or (name if unlike != name else "")))
+        classes.append(ClassName(unlike, text or (name if unlike != name else "")))
         seen.add(unlike)
-    return tuple(apart)
+    return Plan(found.name, found.kind, storage, tuple(classes), first_label, tuple(splits), treatment or Treatment())
 
 
 def draw_order(count: int, storage: str, kind: str | None) -> list[int]:
@@ -142,40 +127,26 @@ def draw_order(count: int, storage: str, kind: str | None) -> list[int]:
     return order
 
 
-def default_shards(dataset: str, split: str, storage: str, records: int) -> int:
-    if storage in ("recordio", "folder"):
-        return 1
-    if dataset == "imagenet":
-        return IMAGENET_SHARDS.get(split, 1)
-    return math.ceil(records / RECORDS_PER_SHARD)
-
-
 def divide(split: str, records: int, count: int, storage: str, kind: str) -> tuple[Shard, ...]:
-    """Return a split's files with the original's names and boundaries."""
+    """Return a split's files with the names and boundaries of im2rec, build_imagenet_data.py, create_tfrecord.py."""
     if storage == "folder":
         return (Shard(split, split, 0, records),)
-    bounds = tensorflow_bounds(records, count) if storage == "tfrecord" else even_bounds(records, count)
-    return tuple(
-        Shard(split, name_shard(split, number, count, storage, kind), start, end)
-        for number, (start, end) in enumerate(bounds)
-    )
-
-
-def name_shard(split: str, number: int, count: int, storage: str, kind: str) -> str:
-    """Return a file's name: im2rec's, build_imagenet_data.py's, create_tfrecord.py's, WebDataset's custom."""
-    if storage == "recordio":
-        return f"{split}.rec" if count == 1 else f"{split}_{number}.rec"
-    if storage == "wds":
-        return f"{split}-{number:06d}.tar"
-    if kind == "detect":
-        return f"{split}.{number}_of_{count}.tfrecord"
-    return f"{TENSORFLOW_NAMES.get(split, split)}-{number:05d}-of-{count:05d}"
-
-
-def even_bounds(records: int, count: int) -> list[tuple[int, int]]:
-    """im2rec's chunks: all as large as the first but the last."""
-    size = -(-records // count)
-    return [(min(i * size, records), min((i + 1) * size, records)) for i in range(count)]
+    size = -(-records // count)  # im2rec's chunks: all as large as the first but the last
+    bounds = [(min(number * size, records), min((number + 1) * size, records)) for number in range(count)]
+    if storage == "tfrecord":
+        bounds = tensorflow_bounds(records, count)
+    shards = []
+    for number, (start, end) in enumerate(bounds):
+        if storage == "recordio":
+            file = f"{split}.rec" if count == 1 else f"{split}_{number}.rec"
+        elif storage == "wds":  # WebDataset's custom
+            file = f"{split}-{number:06d}.tar"
+        elif kind == "detect":
+            file = f"{split}.{number}_of_{count}.tfrecord"
+        else:
+            file = f"{TENSORFLOW_NAMES.get(split, split)}-{number:05d}-of-{count:05d}"
+        shards.append(Shard(split, file, start, end))
+    return tuple(shards)
 
 
 def tensorflow_bounds(records: int, count: int) -> list[tuple[int, int]]:

@@ -1,25 +1,45 @@
 """Writes a planned data set: every rank its shards, every core its pictures. Interrupted, it resumes at a shard.
 
-Ranks share nothing but the file system: a shard's facts are a file, and who finds all of them writes the manifest.
+A shard is written under a temporary name, and is on disk and described by a file of facts before it gets its own: at
+any point, kill -9 included, it is either complete or written again from its first record. Ranks share nothing but the
+file system: who finds the facts of all shards writes the manifest.
 """
 
+import contextlib
 import errno
 import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple, Self
 
-from trainstone.data.manifest import WORK, Manifest, SplitFacts, check_files, read_manifest, write_manifest
-from trainstone.data.parallel import Pool, Progress, map_in_order, open_pool
+import google_crc32c
+
+from trainstone.data.manifest import (
+    TEXT,
+    WORK,
+    FileFacts,
+    Manifest,
+    ShardFacts,
+    SplitFacts,
+    check_files,
+    parse_record,
+    read_manifest,
+    sum_file,
+    write_manifest,
+)
+from trainstone.data.parallel import Progress, lock_file, map_in_order, open_pool
 from trainstone.data.picture.look import Look, look
-from trainstone.data.plan import Plan, Treatment
+from trainstone.data.plan import ENCODERS, Plan, Treatment
 from trainstone.data.sample import Sample, Source
-from trainstone.data.shardfile import Outcome, ShardWriter, find_done
-from trainstone.data.storage.records import Encoder, Shard
+from trainstone.data.storage.boxfile import SUFFIX
+from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
-from trainstone.files import write_atomically
+from trainstone.files import dump_json, sync_path, write_atomically
+from trainstone.formats.files import Span
 from trainstone.machine.ranks import Rank
 from trainstone.units import format_bytes
 
@@ -30,6 +50,18 @@ DEFAULT_QUALITY = 95
 REPAIR_QUALITY = 100
 """As TensorFlow's build_imagenet_data.py did."""
 JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe")
+SYNC_BYTES = 64 << 20
+"""So much is written before it is brought to disk, while more is written."""
+MAX_BUFFERS = 1024
+"""The system's limit of buffers a call."""
+
+
+class Outcome(NamedTuple):
+    """What became of a sample: encoded as it was or repaired, and why; or skipped, and why."""
+
+    name: str
+    made: Encoded | None
+    why: str | None
 
 
 @dataclass(frozen=True)
@@ -49,49 +81,46 @@ class Maker:
             sample, seen, why = treat(self.source.read(number), self.treatment, self.num_classes)
             return Outcome(sample.name, self.encoder.encode(sample, number, seen), why)
         except DataError as err:
-            where = self.source.where(number)
+            name = where = self.source.where(number)
             if not self.treatment.skip_bad:
                 named = where.split(",", 1)[0] in err.message
                 told = err.message if named else f"{where}: {err.message}"
                 raise DataError(told, hint="drop what is damaged with --on-bad skip, into a new folder") from err
-            return Outcome(find_name(self.source, number), None, err.message)
-
-
-def find_name(source: Source, number: int) -> str:
-    """Return the name of a sample or, where even that cannot be read, its place."""
-    try:
-        return source.name(number)
-    except DataError:
-        return source.where(number)
+            with contextlib.suppress(DataError):
+                name = self.source.name(number)
+            return Outcome(name, None, err.message)
 
 
 def treat(sample: Sample, treatment: Treatment, num_classes: int) -> tuple[Sample, Look, str | None]:
     """Return a sample as it is to be stored, what it is, and why its picture was repaired, if it was.
 
-    Where damaged ones are dropped it must be sound to its last pixel, as `data verify` wants it.
+    Where damaged ones are dropped it must be sound to its last pixel, as `data verify` wants it. A picture that is
+    encoded anew is turned upright, unless boxes lie on it as it is stored.
     """
-    check_numbers(sample)
+    numbers = (*sample.values, *(edge for box in sample.boxes for edge in box[1:5]))
+    if not all(map(math.isfinite, numbers)):  # not every storage could tell them again
+        raise DataError(f"{sample.name} has a label or a box that is no number")
     if treatment.skip_bad:
         from trainstone.data.verify import check_sample  # heavy: it decodes
 
         check_sample(sample, num_classes or None)
     seen = look(sample.image)
-    why = None
-    image = sample.image
+    image, why = sample.image, None
     if treatment.resize or treatment.quality:
-        image = encode_anew(sample, treatment)
+        # Most sets are passed through; they need not wait for these libraries.
+        from trainstone.data.picture.decode import decode, encode_jpeg, resize_shorter, turn_upright
+
+        pixels = decode(image)
+        if not sample.boxes:
+            pixels = turn_upright(pixels, image)
+        if treatment.resize:
+            pixels = resize_shorter(pixels, treatment.resize)
+        image = encode_jpeg(pixels, treatment.quality or DEFAULT_QUALITY)
     elif treatment.repair:
-        image, why = repair(sample.name, sample.image, seen)
+        image, why = repair(sample.name, image, seen)
     if image is sample.image:
         return sample, seen, why
     return replace(sample, image=image), look(image), why
-
-
-def check_numbers(sample: Sample) -> None:
-    """Refuse labels and edges that are no numbers: not every storage could tell them again."""
-    numbers = (*sample.values, *(edge for box in sample.boxes for edge in box[1:5]))
-    if not all(map(math.isfinite, numbers)):
-        raise DataError(f"{sample.name} has a label or a box that is no number")
 
 
 def repair(name: str, image: bytes, seen: Look) -> tuple[bytes, str | None]:
@@ -111,89 +140,66 @@ def repair(name: str, image: bytes, seen: Look) -> tuple[bytes, str | None]:
     return encode_jpeg(decode(image), REPAIR_QUALITY), why
 
 
-def encode_anew(sample: Sample, treatment: Treatment) -> bytes:
-    """Return a picture resized and encoded as asked, turned upright unless boxes lie on it as it is stored."""
-    # Most sets are passed through; they need not wait for these libraries.
-    from trainstone.data.picture.decode import decode, encode_jpeg, resize_shorter, turn_upright
-
-    pixels = decode(sample.image)
-    if not sample.boxes:
-        pixels = turn_upright(pixels, sample.image)
-    if treatment.resize:
-        pixels = resize_shorter(pixels, treatment.resize)
-    return encode_jpeg(pixels, treatment.quality or DEFAULT_QUALITY)
-
-
 def prepare(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Progress]:
     """Write this rank's shards; yields how far it is. The manifest is there at the end if no other rank is behind."""
     identity = plan.identity()
-    if find_finished(target, identity) is not None:
+    if is_finished(target, identity):
         shutil.rmtree(target / WORK, ignore_errors=True)
         return
-    work = begin(target, identity)
-    try:
-        yield from write_shards(plan, target, work, rank, workers)
-        conclude(plan, target, work, identity)
-    except OSError as err:
-        raise tell_os_error(err, target) from err
-
-
-def find_finished(target: Path, identity: str) -> Manifest | None:
-    """Return the manifest of a set that is whole and the one meant; another set is not touched."""
-    manifest = read_manifest(target)
-    if manifest is None:
-        return None
-    if manifest.plan != identity:
-        hint = "choose another folder, or remove that one"
-        raise DataError(f"{target} already holds another data set, or the same made with other options", hint=hint)
-    check_files(target, manifest)
-    return manifest
-
-
-def begin(target: Path, identity: str) -> Path:
-    """Make the work folder, or find the one that an interrupted run of the same plan left."""
     work = target / WORK
     try:
         target.mkdir(parents=True, exist_ok=True)
-        if not work.exists() and any(target.iterdir()) and find_finished(target, identity) is None:
+        if not work.exists() and any(target.iterdir()) and not is_finished(target, identity):
             raise DataError(f"{target} is not empty", hint="choose an empty or a new folder")
         work.mkdir(exist_ok=True)
-        started = work / "plan"
+        started = work / "plan"  # by an interrupted run of the same plan
         if started.exists() and started.read_text() != identity:
             hint = f"finish it with that command, or remove {target}"
             raise DataError(f"{target} holds unfinished work of another command", hint=hint)
         write_atomically(started, identity)
+        yield from write_shards(plan, target, rank, workers)
+        conclude(plan, target, identity)
     except OSError as err:
-        raise tell_os_error(err, target) from err
-    return work
+        where = err.filename or target
+        if err.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space, then give the same command again: it resumes at the unfinished file"
+            raise DataError(f"the disk is full: {where}", hint=hint) from err
+        raise DataError(f"cannot write {where}: {os.strerror(err.errno or 0)}") from err
 
 
-def write_shards(plan: Plan, target: Path, work: Path, rank: Rank, workers: int) -> Iterator[Progress]:
+def is_finished(target: Path, identity: str) -> bool:
+    """Say whether a set is whole and the one meant; another set is not touched."""
+    manifest = read_manifest(target)
+    if manifest is None:
+        return False
+    if manifest.plan != identity:
+        hint = "choose another folder, or remove that one"
+        raise DataError(f"{target} already holds another data set, or the same made with other options", hint=hint)
+    check_files(target, manifest)
+    return True
+
+
+def write_shards(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Progress]:
     mine = plan.shards[rank.number :: rank.world]
     total = sum(shard.end - shard.start for shard in mine)
-    check_space(plan, target, work, mine)
+    check_space(plan, target, mine)
     done = written = 0
+    phase = f"writing {target.name}"
+    encoder = ENCODERS[plan.storage](plan.kind, plan.classes, plan.first_label)
     processes = any(getattr(split.source, "is_drawn", False) for split in plan.splits)
     with open_pool(workers, processes=processes) as pool:
         for shard in mine:
-            if find_done(work, target, shard) is None:
-                size = 0
-                for places, size in write_shard(plan, shard, target, work, pool):
-                    yield Progress(f"writing {target.name}", done + places, total, "pictures", written + size)
-                written += size
+            if find_done(target, shard) is None:
+                split, keys = plan.split(shard.split), set[str]()
+                maker = Maker(split.source, encoder, plan.treatment, len(plan.classes))
+                with ShardWriter(target, shard, encoder, folder=plan.storage == "folder") as writer:
+                    for outcomes in map_in_order(maker, split.order[shard.start : shard.end], pool):
+                        writer.append([find_twin(outcome, keys, plan.treatment) for outcome in outcomes])
+                        yield Progress(phase, done + writer.places, total, "pictures", written + writer.bytes)
+                    writer.finish()
+                    yield Progress(phase, done + writer.places, total, "pictures", written + writer.bytes)
+                written += writer.bytes
             done += shard.end - shard.start
-
-
-def write_shard(plan: Plan, shard: Shard, target: Path, work: Path, pool: Pool) -> Iterator[tuple[int, int]]:
-    """Write one shard; yields places done and bytes written."""
-    split, encoder = plan.split(shard.split), plan.encoder()
-    maker, keys = Maker(split.source, encoder, plan.treatment, len(plan.classes)), set[str]()
-    with ShardWriter(work, target, shard, encoder, folder=plan.storage == "folder") as writer:
-        for outcomes in map_in_order(maker, split.order[shard.start : shard.end], pool):
-            writer.append([find_twin(outcome, keys, plan.treatment) for outcome in outcomes])
-            yield writer.places, writer.bytes
-        writer.finish()
-        yield writer.places, writer.bytes
 
 
 def find_twin(outcome: Outcome, keys: set[str], treatment: Treatment) -> Outcome:
@@ -209,7 +215,7 @@ def find_twin(outcome: Outcome, keys: set[str], treatment: Treatment) -> Outcome
     return outcome
 
 
-def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> None:
+def check_space(plan: Plan, target: Path, mine: Sequence[Shard]) -> None:
     """Refuse to begin what cannot fit, where sizes are known beforehand."""
     if plan.treatment.resize or plan.treatment.quality:
         return
@@ -217,7 +223,7 @@ def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> 
     for shard in mine:
         split = plan.split(shard.split)
         size_bytes = getattr(split.source, "size_bytes", None)
-        if size_bytes is None or find_done(work, target, shard) is not None:
+        if size_bytes is None or find_done(target, shard) is not None:
             continue
         places = range(shard.start, shard.end, max(1, (shard.end - shard.start) // SIZES_ASKED))
         asked = [size_bytes(split.order[place]) for place in places]
@@ -228,13 +234,13 @@ def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> 
         raise DataError(message, hint="free some space or choose another disk")
 
 
-def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
-    found = {shard.file: find_done(work, target, shard) for shard in plan.shards}
-    if any(facts is None for facts in found.values()):
+def conclude(plan: Plan, target: Path, identity: str) -> None:
+    found = {shard.file: facts for shard in plan.shards if (facts := find_done(target, shard)) is not None}
+    if len(found) < len(plan.shards):
         return
     splits = []
     for split in plan.splits:
-        shards = tuple(facts for shard in split.shards if (facts := found[shard.file]) is not None)
+        shards = tuple(found[shard.file] for shard in split.shards)
         records, size = sum(s.records for s in shards), sum(s.bytes for s in shards)
         splits.append(SplitFacts(name=split.name, records=records, bytes=size, shards=shards))
     manifest = Manifest(
@@ -248,11 +254,157 @@ def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
         splits=tuple(splits),
     )
     write_manifest(target, manifest)
-    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(target / WORK, ignore_errors=True)
 
 
-def tell_os_error(err: OSError, target: Path) -> DataError:
-    if err.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some space, then give the same command again: it resumes at the unfinished file"
-        return DataError(f"the disk is full: {err.filename or target}", hint=hint)
-    return DataError(f"cannot write {err.filename or target}: {os.strerror(err.errno or 0)}")
+class ShardWriter:
+    """Appends samples to a new shard; `with` locks it against a second writer."""
+
+    def __init__(self, target: Path, shard: Shard, encoder: Encoder, *, folder: bool) -> None:
+        self._target, self._shard, self._encoder = target, shard, encoder
+        self._path = _work_file(target, shard.file, "partial")
+        self._exits = contextlib.ExitStack()
+        self._file: IO[bytes] | None = None
+        self._is_folder = folder
+        self._lines: list[list[str]] = [[] for _ in encoder.sidecars(shard)]
+        self._unsynced: list[Path] = []
+        self._synced_bytes = 0
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="sync")
+        self._syncing: Iterator[None] = iter(())
+        self._crc = 0
+        self._records = 0
+        self._repaired: list[tuple[str, str]] = []
+        self._skipped: list[tuple[str, str]] = []
+        self.bytes = 0
+        """Written so far."""
+
+    def __enter__(self) -> Self:
+        self._exits.enter_context(lock_file(self._path.with_suffix(".lock"), self._target / self._shard.file))
+        if self._is_folder:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path.mkdir()
+        else:
+            self._file = self._exits.enter_context(self._path.open("wb", buffering=0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._syncer.shutdown(wait=True)
+        self._exits.close()
+
+    @property
+    def places(self) -> int:
+        """How many samples are done, skipped ones included."""
+        return self._records + len(self._skipped)
+
+    def append(self, outcomes: Sequence[Outcome]) -> None:
+        made = [outcome.made for outcome in outcomes if outcome.made is not None]
+        for sample in made:
+            size = sum(len(buffer) for buffer in sample.buffers)
+            for lines, line in zip(self._lines, self._encoder.lines(sample, Span(self.bytes, size)), strict=True):
+                lines.append(line)
+            self.bytes += size
+        if self._is_folder:
+            for sample in made:
+                self._crc = (self._crc + sum_file(sample.name, b"".join(sample.buffers))) % (1 << 32)
+                path = self._path / sample.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    file.writelines(sample.buffers)
+                self._unsynced.append(path)
+        else:
+            self._write([buffer for sample in made for buffer in sample.buffers])
+        self._records += len(made)
+        for outcome in outcomes:
+            if outcome.why is not None:
+                (self._skipped if outcome.made is None else self._repaired).append((outcome.name, outcome.why))
+        if self.bytes - self._synced_bytes >= SYNC_BYTES:
+            self._sync()
+
+    def finish(self) -> None:
+        """End the shard: everything on disk, then its facts, then its name."""
+        if self._encoder.tail and not self._is_folder:
+            self._write([self._encoder.tail])
+            self.bytes += len(self._encoder.tail)
+        self._sync()
+        names = self._encoder.sidecars(self._shard)
+        sidecars = [self._write_sidecar(*pair) for pair in zip(names, self._lines, strict=True)]
+        self._await_sync()
+        facts = ShardFacts(
+            file=self._shard.file,
+            bytes=self.bytes,
+            crc32c=f"{self._crc:08x}",
+            records=self._records,
+            sidecars=tuple(sidecar for sidecar in sidecars if sidecar is not None),
+            repaired=tuple(self._repaired),
+            skipped=tuple(self._skipped),
+        )
+        done = _work_file(self._target, self._shard.file, "done")
+        write_atomically(done, dump_json(facts.model_dump(mode="json")))
+        put_in_place(self._target, facts)
+
+    def _write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        assert self._file is not None
+        for buffer in buffers:
+            self._crc = google_crc32c.extend(self._crc, buffer)
+        write_all(self._file, buffers)
+
+    def _sync(self) -> None:
+        """Begin to bring all that is written to disk; meanwhile more can be written."""
+        self._await_sync()
+        paths = self._unsynced if self._is_folder else [self._path]
+        self._syncing = self._syncer.map(sync_path, [*paths, *{path.parent for path in self._unsynced}])
+        self._unsynced = []
+        self._synced_bytes = self.bytes
+
+    def _await_sync(self) -> None:
+        for _ in self._syncing:
+            pass
+
+    def _write_sidecar(self, name: str, lines: list[str]) -> FileFacts | None:
+        text = self._encoder.finish("".join(lines), self._records).encode(*TEXT)
+        if not text and name.endswith(SUFFIX):  # an index of no records is an empty file, as im2rec's
+            return None
+        path = _work_file(self._target, name, "partial")
+        path.write_bytes(text)
+        sync_path(path)
+        return FileFacts(file=name, bytes=len(text), crc32c=f"{google_crc32c.value(text):08x}")
+
+
+def find_done(target: Path, shard: Shard) -> ShardFacts | None:
+    """Return the facts of a complete shard; one that was killed just before it got its name gets it now."""
+    done = _work_file(target, shard.file, "done")
+    try:
+        facts = parse_record(ShardFacts, done.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    if put_in_place(target, facts):
+        return facts
+    done.unlink()  # the shard was removed: it is made again
+    return None
+
+
+def put_in_place(target: Path, facts: ShardFacts) -> bool:
+    """Give a complete shard and its sidecars their names; say whether all are there."""
+    for file in (*facts.sidecars, facts):
+        final = target / file.file
+        with contextlib.suppress(FileNotFoundError):  # another rank may look at the same moment, and do it
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _work_file(target, file.file, "partial").replace(final)
+            sync_path(final.parent)
+        if not final.exists():
+            return False
+    return True
+
+
+def write_all(file: IO[bytes], buffers: Sequence[bytes | memoryview]) -> None:
+    """Write buffers by one call to the system: a thread waits once. More calls if it takes only a part."""
+    for start in range(0, len(buffers), MAX_BUFFERS):
+        some = buffers[start : start + MAX_BUFFERS]
+        written = os.writev(file.fileno(), some)
+        rest = memoryview(b"".join(some))[written:] if written < sum(map(len, some)) else memoryview(b"")
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
+
+
+def _work_file(target: Path, name: str, ending: str) -> Path:
+    return target / WORK / f"{name.replace('/', '%')}.{ending}"

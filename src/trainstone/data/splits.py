@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.recognise import open_dataset
+from trainstone.data.recognise import keep_boxed, open_dataset
 from trainstone.data.sample import DataSet, Source
-from trainstone.data.sources import keep_boxed
 from trainstone.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -48,19 +47,14 @@ def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
         if dataset.kind != "detect":
             hint = "this recipe detects: give COCO, or another set with boxes"
             raise DataError(f"{path} is no set of boxes: data.skip_empty has no meaning for it", hint=hint)
-        source = leave_out_empty(source, f"split {name} of {path}")
+        begin, every = time.perf_counter(), len(source)
+        source = keep_boxed(source)
+        where = f"split {name} of {path}"
+        if not len(source):
+            raise DataError(f"{where}: none of {every:,} pictures has a box", hint="--set data.skip_empty=false")
+        left_out, seconds = f"{every - len(source):,}", time.perf_counter() - begin
+        log.info("%s: %s pictures without a box are left out (found in %.1f s)", where, left_out, seconds)
     return OpenSplit(dataset, name, source)
-
-
-def leave_out_empty(source: Source, where: str) -> Source:
-    """Return the pictures that have a box, and say how many have none."""
-    begin = time.perf_counter()
-    boxed = keep_boxed(source)
-    if not len(boxed):
-        raise DataError(f"{where}: none of {len(source):,} pictures has a box", hint="--set data.skip_empty=false")
-    left_out, seconds = len(source) - len(boxed), time.perf_counter() - begin
-    log.info("%s: %s pictures without a box are left out (found in %.1f s)", where, f"{left_out:,}", seconds)
-    return boxed
 
 
 def digest_samples(source: Source) -> str:

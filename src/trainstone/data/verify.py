@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.manifest import NAME, Manifest, ShardFacts, measure
+from trainstone.data.manifest import NAME, TEXT, Manifest, ShardFacts, measure, sum_file
 from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.picture.decode import decode_strict
-from trainstone.data.sample import DataSet, Sample, Source
-from trainstone.data.shardfile import TEXT, sum_file
-from trainstone.data.sources import Selection, walk
-from trainstone.data.storage.records import RecordSource
+from trainstone.data.sample import DataSet, Sample, Selection, Source
+from trainstone.data.storage.records import RecordSource, walk
 from trainstone.errors import DataError
 from trainstone.formats.files import Span
 from trainstone.machine.ranks import ALONE, Rank

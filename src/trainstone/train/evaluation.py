@@ -22,12 +22,10 @@ from torch import nn
 
 from trainstone.config.schema import Config, change_section
 from trainstone.data.feeding.feed import IGNORED, Feed, Worker
-from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.source import find_stored
 from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import ClassName
-from trainstone.data.sources import PictureSource
+from trainstone.data.sample import ClassName, PictureSource
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
@@ -236,8 +234,8 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
     look = WORKLOADS[config.workload].build_look(config, device)
-    transform = make_transform(config.augment, config.loader, config.data.image_size, train=False)
-    feed, worker = Feed(PictureSource(images), transform, config.seed), Worker()
+    worker, uncached = Worker(), change_section(config, "loader", cache="off")
+    feed = Feed(PictureSource(images), uncached, train=False)
     memory = Memory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:

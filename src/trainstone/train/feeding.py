@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from trainstone.config.schema import Config, MeasureConfig, change_section
-from trainstone.data.feeding.transform import describe_transform, make_transform
-from trainstone.data.loader import STAGES, Loader, open_loader
+from trainstone.data.feeding.transform import describe_transform
+from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import OpenSplit, digest_samples, open_split
 from trainstone.machine.cpus import Cores, available_cores
 from trainstone.machine.launched import name_host
@@ -217,17 +217,8 @@ def run_data_bench(
     batch = config.train.batch_size if isinstance(config.train.batch_size, int) else BATCH_SIZE
 
     def open_with(threads: int, first_step: int) -> Loader:
-        loader = config.loader.model_copy(update={"threads": threads})
-        return open_loader(
-            opened.source,
-            augment=config.augment,
-            loader=loader,
-            image_size=config.data.image_size,
-            batch_size=batch,
-            seed=config.seed,
-            first_step=first_step,
-            holds=WORKLOADS[config.workload].holds,
-        )
+        how = change_section(config, "loader", threads=threads)
+        return Loader(opened.source, how, batch, first_step=first_step, holds=WORKLOADS[config.workload].holds)
 
     done: list[Turns] = []
     for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):
@@ -235,7 +226,6 @@ def run_data_bench(
         life.check_stop()
     if demand is None:
         demand = yield from measure_demand(life)
-    transform = make_transform(config.augment, config.loader, config.data.image_size, train=True)
     skipped = sum(turns.skipped for turns in done)
     feeding = Feeding(
         path=config.data.root,
@@ -245,7 +235,7 @@ def run_data_bench(
         picture_bytes=sum(turns.read_bytes for turns in done) / sum(turns.pictures for turns in done),
         image_size=config.data.image_size,
         batch_size=batch,
-        transform=describe_transform(transform),
+        transform=describe_transform(config.augment),
         decode=config.loader.decode,
         cpu=name_device(torch.device("cpu")),
         cores=cores.threads,

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.schema import Config, OptimizerConfig, change_section
 from trainstone.data.feeding.order import TrainOrder
-from trainstone.data.feeding.transform import make_transform
+from trainstone.data.feeding.transform import Transform
 from trainstone.data.generated.source import find_stored, provide_stored
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
@@ -111,7 +111,7 @@ def open_data(config: Config, split: str = "train") -> OpenSplit | None:
     if config.data.source == "synthetic":
         return None
     # Wishes that exclude each other are told before anything is opened.
-    make_transform(config.augment, config.loader, config.data.image_size, train=split == "train")
+    Transform(config, train=split == "train")
     opened = open_split(find_data(config), split, skip_empty=config.data.skip_empty and split == "train")
     WORKLOADS[config.workload].check_classes(config, opened.dataset)
     return opened

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, change_section
 from trainstone.data.feeding.feed import Holds
-from trainstone.data.loader import Loader, open_loader
+from trainstone.data.loader import Loader
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
@@ -136,8 +136,8 @@ class Workload:
                 hint="--set engine.cuda_graphs=false",
             )
         assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
-        how = {"loader": config.loader, "batch_size": config.train.batch_size, "first_step": first_batch}
-        return _open_for_rank(self.holds, config, opened, device, rank, parts=config.train.accumulate, **how)
+        how = {"holds": self.holds, "parts": config.train.accumulate, "first_step": first_batch}
+        return _open_for_rank(config, opened, device, rank, batch_size=config.train.batch_size, **how)
 
     def open_validation(self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
         """Open the loader of a rank's share of the validation pictures, each once: a cache would be for nothing."""
@@ -149,9 +149,9 @@ class Workload:
                 f"{len(opened.source)} validation pictures do not fill a batch of {batch_size} (eval.drop_rest)",
                 hint="--set eval.drop_rest=false judges all",
             )
-        loader = config.loader.model_copy(update={"cache": "off"})
-        how = {"loader": loader, "batch_size": batch_size, "train": False}
-        return _open_for_rank(self.holds_to_judge, config, opened, device, rank, parts=parts, **how)
+        how = {"holds": self.holds_to_judge, "parts": parts, "train": False}
+        config = change_section(config, "loader", cache="off")
+        return _open_for_rank(config, opened, device, rank, batch_size=batch_size, **how)
 
 
 def choose_eval_batch(config: Config) -> int:
@@ -161,21 +161,10 @@ def choose_eval_batch(config: Config) -> int:
     return MIN_EVAL_BATCH if trained == "auto" else max(MIN_EVAL_BATCH, trained)
 
 
-def _open_for_rank(
-    holds: Holds, config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any
-) -> Loader:
-    return open_loader(
-        opened.source,
-        augment=config.augment,
-        image_size=config.data.image_size,
-        seed=config.seed,
-        rank=rank,
-        num_classes=config.model.num_classes,
-        pinned=device.type == "cuda",
-        storage=opened.dataset.storage,
-        holds=holds,
-        **how,
-    )
+def _open_for_rank(config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any) -> Loader:
+    classes, pinned = config.model.num_classes, device.type == "cuda"
+    how = {"num_classes": classes, "pinned": pinned, "storage": opened.dataset.storage, **how}
+    return Loader(opened.source, config, rank=rank, **how)
 
 
 class Normalisation(NamedTuple):

@@ -1,72 +1,90 @@
-"""Preparation: the same bytes however it is interrupted, shared out or repeated; nothing half-made looks complete."""
+"""Plans are the originals'; preparation gives the same bytes however it is interrupted; manifests; work over cores."""
 
-import io
+import itertools
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import given
 
 from command import LIMIT
+from damage import damaged, quick, read_damaged
 from made_archives import read_files
-from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
-from trainstone.data import prepare, shardfile
-from trainstone.data.generated.source import GeneratedSource
-from trainstone.data.manifest import read_manifest
+from small_sets import (
+    CLASSES,
+    JPEGS,
+    RECORDS,
+    SHARDS,
+    STORAGES,
+    Listed,
+    check,
+    flip,
+    locate,
+    make_png,
+    make_set,
+    to_classify,
+    to_detect,
+)
+from trainstone.data import prepare
+from trainstone.data.generated.source import GeneratedSource, generate
+from trainstone.data.manifest import (
+    NAME,
+    FileFacts,
+    Manifest,
+    ShardFacts,
+    SplitFacts,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
 from trainstone.data.picture.look import look
-from trainstone.data.plan import Plan, Treatment, make_plan
+from trainstone.data.plan import Plan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
-from trainstone.errors import DataError
+from trainstone.errors import DataError, MachineError
 from trainstone.machine.ranks import Rank
 
-STORAGES = ("recordio", "tfrecord", "folder", "wds")
-PICTURES = [GeneratedSource("classify", "train", 6, 32, 32, 2).read(number) for number in range(6)]
 
-
-class MadeUp:
-    """Samples out of memory; reads in threads, and fails where it is told to."""
+class MadeUp(Listed):
+    """Samples out of memory that fail where they are told to."""
 
     def __init__(self, count: int, fail_at: int | None = None, error: Exception | None = None) -> None:
-        self.count = count
-        self.fail_at = fail_at
-        self.error = error or DataError("no such luck")
-
-    def __len__(self) -> int:
-        return self.count
+        super().__init__(to_classify(count))
+        self.fail_at, self.error = fail_at, error or DataError("no such luck")
 
     def read(self, index: int) -> Sample:
         if index == self.fail_at:
             raise self.error
-        return Sample(self.name(index), PICTURES[index % 6].image, index % 2)
-
-    def name(self, index: int) -> str:
-        return f"{'ab'[index % 2]}/{index:04d}.jpg"
-
-    def where(self, index: int) -> str:
-        return f"made-up picture {index}"
-
-    def fingerprint(self) -> str:
-        return f"made up {self.count}"
+        return super().read(index)
 
 
-def plan_for(storage: str, source: MadeUp, **wishes) -> Plan:
-    found = DataSet("classify", "made up", [ClassName("a"), ClassName("b")], [Split("train", source)], "made-up")
+def plan_for(storage: str, source: Listed, kind: str = "classify", **wishes) -> Plan:
+    found = DataSet(kind, "made up", CLASSES, [Split("train", source)], "made-up")
     return make_plan(found, storage, **wishes)
 
 
-def run(plan: Plan, target: Path, rank: Rank | None = None) -> None:
-    for _ in prepare.prepare(plan, target, rank or Rank(), 2):
+def run(plan: Plan, target: Path) -> Any:
+    """Write a plan; return the manifest."""
+    for _ in prepare.prepare(plan, target, Rank(), 2):
         pass
+    return read_manifest(target)
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainstone.data import prepare, shardfile
+from trainstone.data import prepare
 from trainstone.data.plan import make_plan
 from trainstone.data.recognise import open_dataset
 from trainstone.machine.ranks import Rank
@@ -74,7 +92,7 @@ when, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if when == "before its name":
-    shardfile.put_in_place = die
+    prepare.put_in_place = die
 if when == "before the manifest":
     prepare.write_manifest = die
 plan = make_plan(open_dataset(source), "wds", shards={"train": 4})
@@ -105,7 +123,7 @@ def test_system_that_takes_only_a_part_gets_the_rest(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "writev", lambda descriptor, some: real(descriptor, b"".join(some)[:taken]))
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data)[:200]))
     with (tmp_path / "x").open("wb", buffering=0) as file:
-        shardfile.write_all(file, buffers)
+        prepare.write_all(file, buffers)
     assert (tmp_path / "x").read_bytes() == b"".join(buffers)
 
 
@@ -114,7 +132,7 @@ def test_full_disk_is_reported_and_work_resumes(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device", "train.rec")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shardfile, "write_all", refuse)
+        patched.setattr(prepare, "write_all", refuse)
         with pytest.raises(DataError, match=r"the disk is full: train\.rec") as caught:
             run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
     assert "give the same command again" in (caught.value.hint or "")
@@ -128,6 +146,11 @@ def damage(jpeg: bytes) -> bytes:
     return jpeg[: len(jpeg) * 2 // 3]
 
 
+def assert_sound(path: Path, count: int) -> None:
+    findings = check(path)
+    assert (findings.bad, findings.records) == ([], count)
+
+
 SKIP = Treatment(skip_bad=True)
 
 
@@ -136,17 +159,14 @@ def test_skip_drops_damaged_images_and_the_copy_verifies(tmp_path: Path, storage
     samples = to_classify(8)
     samples[2] = Sample(samples[2].name, damage(samples[2].image), 0)
     samples[5] = Sample(samples[5].name, samples[5].image, 7)  # no class has this number
-    found = DataSet("classify", "made up", [ClassName("a"), ClassName("b")], [Split("train", Listed(samples))])
     if storage in ("recordio", "wds"):  # the others cannot have such a label
-        run(make_plan(found, storage), tmp_path / "as it is")
+        run(plan_for(storage, Listed(samples)), tmp_path / "as it is")
         assert len(check(tmp_path / "as it is").bad) == 2
-    run(make_plan(found, storage, treatment=SKIP), tmp_path / "clean")
-    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 6)
-    manifest = read_manifest(tmp_path / "clean")
-    assert manifest is not None
+    manifest = run(plan_for(storage, Listed(samples), treatment=SKIP), tmp_path / "clean")
+    assert_sound(tmp_path / "clean", 6)
     assert {name for name, _ in manifest.shards[0].skipped} == {samples[2].name, samples[5].name}
     with pytest.raises(DataError, match="made with other options"):
-        run(make_plan(found, storage), tmp_path / "clean")
+        run(plan_for(storage, Listed(samples)), tmp_path / "clean")
 
 
 @pytest.mark.parametrize("storage", RECORDS)
@@ -158,10 +178,10 @@ def test_skip_resumes_behind_a_damaged_place_of_a_record_file(tmp_path: Path, st
     with pytest.raises(DataError):
         run(make_plan(open_dataset(source), "folder"), tmp_path / "set")
     run(make_plan(open_dataset(source, damaged=True), "folder", treatment=SKIP), tmp_path / "clean")
-    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 7)
+    assert_sound(tmp_path / "clean", 7)
     os.truncate(shard, places[6].offset + 20)
     run(make_plan(open_dataset(source, damaged=True), "folder", treatment=SKIP), tmp_path / "shorter")
-    assert (check(tmp_path / "shorter").bad, check(tmp_path / "shorter").records) == ([], 5)
+    assert_sound(tmp_path / "shorter", 5)
 
 
 def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
@@ -171,7 +191,7 @@ def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
     (source / "val/0009.jpg").unlink()
     before = read_files(source)
     run(make_plan(open_dataset(source, damaged=True), "folder", shuffle=False, treatment=SKIP), tmp_path / "clean")
-    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 8)
+    assert_sound(tmp_path / "clean", 8)
     kept = open_dataset(tmp_path / "clean").splits[0].source
     assert [kept.name(n) for n in range(len(kept))] == [f"{n:04d}.jpg" for n in (0, 1, 3, 5, 6, 7)]
     assert [kept.read(n).boxes for n in range(6)] == [to_detect(8)[n].boxes for n in (0, 1, 3, 5, 6, 7)]
@@ -205,7 +225,7 @@ def test_a_second_writer_is_turned_away(tmp_path: Path):
 
 
 def test_a_bad_picture_ends_the_work_and_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match="made-up picture 7: no such luck") as caught:
+    with pytest.raises(DataError, match="listed 7: no such luck") as caught:
         run(plan_for("recordio", MadeUp(20, 7)), tmp_path)
     assert caught.value.hint is not None
     assert "--on-bad skip, into a new folder" in caught.value.hint
@@ -217,7 +237,7 @@ def test_pictures_are_resized_and_encoded_anew_if_asked(tmp_path: Path):
     for number in range(6):
         image = source.read(number).image
         assert look(image)[:3] == ("jpeg", 20, 20)
-        assert len(image) < len(PICTURES[number].image)
+        assert len(image) < len(JPEGS[number])
 
 
 def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path: Path):
@@ -232,59 +252,268 @@ def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path: Path):
     ["", "/x", "../x", "a/../../x", "a//x", "a/", "./x", "a/./x", "x\0", "x" * 256, "..", ".x", "a/.b/c", "\udcff"],
 )
 def test_names_in_records_cannot_lead_out_of_the_folder(name: str, tmp_path: Path):
-    class Hostile(MadeUp):
-        def read(self, index: int) -> Sample:
-            return Sample(name, PICTURES[0].image, boxes=(), id=index)
-
-    found = DataSet("detect", "made up", [ClassName("a")], [Split("train", Hostile(1))])
     with pytest.raises(DataError, match="no name"):
-        run(make_plan(found, "folder"), tmp_path / "set")
+        run(plan_for("folder", Listed([Sample(name, JPEGS[0], id=0)]), "detect"), tmp_path / "set")
     assert not list(tmp_path.rglob("*.jpg"))
 
 
 def test_two_images_of_one_name_are_an_error_or_the_second_is_dropped(tmp_path: Path):
-    source = MadeUp(4)
-    source.name = lambda index: f"a/{index % 3}.jpg"  # type: ignore[method-assign]
+    source = Listed([Sample(f"a/{number % 3}.jpg", JPEGS[number], number % 2) for number in range(4)])
     with pytest.raises(DataError, match=r"a/0"):
         run(plan_for("wds", source, shuffle=False), tmp_path / "error")
-    run(plan_for("wds", source, shuffle=False, treatment=SKIP), tmp_path / "skip")
-    manifest = read_manifest(tmp_path / "skip")
-    assert manifest is not None
+    manifest = run(plan_for("wds", source, shuffle=False, treatment=SKIP), tmp_path / "skip")
     assert [name for name, _ in manifest.shards[0].skipped] == ["a/0.jpg"]
     assert manifest.splits[0].records == 3
 
 
 def test_a_picture_that_becomes_a_jpeg_is_called_so(tmp_path: Path):
-    class Pngs(MadeUp):
-        def read(self, index: int) -> Sample:
-            buffer = io.BytesIO()
-            Image.new("RGB", (30, 20)).save(buffer, "PNG")
-            return Sample(f"a/{index}.png", buffer.getvalue(), 0)
-
-    run(plan_for("folder", Pngs(3), treatment=Treatment(resize=10)), tmp_path / "small")
+    source = Listed([Sample(f"a/{number}.png", make_png(30, 20), 0) for number in range(3)])
+    run(plan_for("folder", source, treatment=Treatment(resize=10)), tmp_path / "small")
     assert sorted(path.name for path in (tmp_path / "small/train/a").iterdir()) == ["0.jpg", "1.jpg", "2.jpg"]
-    run(plan_for("folder", Pngs(3)), tmp_path / "same")
+    run(plan_for("folder", source), tmp_path / "same")
     assert sorted(path.name for path in (tmp_path / "same/train/a").iterdir()) == ["0.png", "1.png", "2.png"]
 
 
 def test_labels_that_are_no_numbers_are_refused(tmp_path: Path):
-    class Odd(MadeUp):
-        def read(self, index: int) -> Sample:
-            return Sample("x.jpg", PICTURES[0].image, values=(float("nan"),))
-
+    source = Listed([Sample("x.jpg", JPEGS[0], values=(float("nan"),))])
     with pytest.raises(DataError, match="has a label or a box that is no number"):
-        run(plan_for("recordio", Odd(1)), tmp_path)
+        run(plan_for("recordio", source), tmp_path)
 
 
 def test_what_cannot_even_be_named_is_skipped_by_its_place(tmp_path: Path):
-    source = MadeUp(4, 2)
+    class Nameless(MadeUp):
+        def name(self, index: int) -> str:
+            raise DataError("no name")
 
-    def refuse(index: int) -> str:
-        raise DataError("no name")
+    manifest = run(plan_for("recordio", Nameless(4, 2), treatment=SKIP), tmp_path)
+    assert manifest.shards[0].skipped == (("listed 2", "no such luck"),)
 
-    source.name = refuse  # type: ignore[method-assign]
-    source.read = lambda index: MadeUp(4, 2).read(index)  # type: ignore[method-assign]
-    run(plan_for("recordio", source, treatment=Treatment(skip_bad=True)), tmp_path)
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert manifest.shards[0].skipped == (("made-up picture 2", "no such luck"),)
+
+def make_drawn(train: int, val: int = 0, name: str = "imagenet", kind: str = "classify") -> DataSet:
+    counts = {"train": train, "val": val} if val else {"train": train}
+    return replace(generate(GeneratedSource(kind, "", 0, 32, 32, 2), counts), name=name)
+
+
+@pytest.mark.parametrize(
+    ("storage", "kind", "seed"),
+    [("recordio", "classify", 100), ("tfrecord", "classify", 12345), ("tfrecord", "detect", 2020)],
+    ids=["im2rec", "build_imagenet_data", "create_tfrecord"],
+)
+def test_records_are_shuffled_as_the_original_does(storage: str, kind: str, seed: int):
+    shuffled = list(range(100))
+    random.seed(seed)
+    random.shuffle(shuffled)
+    assert draw_order(100, storage, kind) == shuffled
+    limited = make_plan(make_drawn(100, 50, kind=kind), storage, limit=10)
+    assert list(limited.split("train").order) == shuffled[:10]
+    assert draw_order(5, "recordio", None) == [0, 1, 2, 3, 4]
+    assert draw_order(5, "folder", "classify") == [0, 1, 2, 3, 4]
+
+
+def original_bounds(records: int, shards: int, threads: int = 8) -> list[tuple[int, int]]:
+    """The arithmetic of build_imagenet_data.py, as its facts tell it."""
+    spacing = np.linspace(0, records, threads + 1).astype(int)
+    bounds = []
+    for thread in range(threads):
+        edges = np.linspace(spacing[thread], spacing[thread + 1], shards // threads + 1).astype(int)
+        bounds += [(int(edges[s]), int(edges[s + 1])) for s in range(shards // threads)]
+    return bounds
+
+
+@pytest.mark.parametrize(("records", "shards"), [(1_281_167, 1024), (50_000, 128), (100_000, 64), (10, 8)])
+def test_tfrecord_shards_have_the_originals_boundaries(records: int, shards: int):
+    assert tensorflow_bounds(records, shards) == original_bounds(records, shards)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("storage", ["recordio", "tfrecord"])
+def test_every_record_is_in_one_shard(storage: str, count: int):
+    shards = divide("train", 100, count, storage, "classify")
+    assert (len(shards), shards[0].start, shards[-1].end) == (count, 0, 100)
+    assert all(before.end == after.start for before, after in itertools.pairwise(shards))
+
+
+def test_imagenet_gets_1024_and_128_files_with_the_originals_names():
+    plan = make_plan(make_drawn(2000, 200), "tfrecord")
+    names = [f"validation-{n:05d}-of-00128" for n in range(128)] + [f"train-{n:05d}-of-01024" for n in range(1024)]
+    assert [shard.file for shard in plan.shards] == names  # validation is written first, as there
+    assert plan.first_label == 1
+    few = make_plan(make_drawn(3), "tfrecord").shards  # never more files than pictures
+    assert [shard.file for shard in few] == [f"train-{number:05d}-of-00003" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("storage", "kind", "shards", "names"),
+    [
+        ("recordio", "classify", {}, ["val.rec", "train.rec"]),
+        ("recordio", "classify", {"train": 2}, ["val.rec", "train_0.rec", "train_1.rec"]),
+        ("wds", "classify", {"train": 2}, ["val-000000.tar", "train-000000.tar", "train-000001.tar"]),
+        ("tfrecord", "detect", {"train": 2}, ["val.0_of_1.tfrecord", "train.0_of_2.tfrecord", "train.1_of_2.tfrecord"]),
+        ("folder", "classify", {"train": 2}, ["val", "train"]),
+    ],
+)
+def test_names(storage: str, kind: str, shards: dict[str, int], names: list[str]):
+    plan = make_plan(make_drawn(20, 5, name="mine", kind=kind), storage, shards=shards)
+    assert [shard.file for shard in plan.shards] == names
+
+
+def test_an_identity_changes_with_whatever_changes_the_bytes():
+    found = make_drawn(100, 50)
+    plans = [
+        make_plan(found, "tfrecord"),
+        make_plan(found, "recordio"),
+        make_plan(found, "tfrecord", limit=99),
+        make_plan(found, "tfrecord", shuffle=False),
+        make_plan(found, "tfrecord", shards={"train": 5}),
+        make_plan(found, "tfrecord", first_label=0),
+        make_plan(make_drawn(100, 51), "tfrecord"),
+        make_plan(make_drawn(100, 50, name="other"), "tfrecord"),
+    ]
+    assert len({plan.identity() for plan in plans}) == len(plans)
+    assert plans[0].identity() == make_plan(make_drawn(100, 50), "tfrecord").identity()
+
+
+def test_classes_of_one_name_are_told_apart():
+    names = [ClassName("crane", ""), ClassName("dog", "a dog"), ClassName("crane", "bird"), ClassName("crane")]
+    apart = (("crane", ""), ("dog", "a dog"), ("crane-2", "bird"), ("crane-3", "crane"))
+    assert make_plan(replace(make_drawn(4), classes=names), "folder").classes == apart
+
+
+FACTS = ShardFacts(
+    file="train.rec",
+    bytes=9,
+    crc32c="e3069283",
+    records=1,
+    sidecars=(FileFacts(file="idx/train.idx", bytes=4, crc32c="00000000"),),
+    repaired=(("a/1.jpg", "CMYK"),),
+    skipped=(("b/\udcff.jpg", "no picture"),),
+)
+MANIFEST = Manifest(
+    dataset="imagenet",
+    kind="classify",
+    storage="recordio",
+    first_label=0,
+    classes=(("n01", "fish, ü"), ("bad \udcff", "")),
+    treatment={"repair": True, "resize": None},
+    plan="abc",
+    splits=(SplitFacts(name="train", records=1, bytes=9, shards=(FACTS,)),),
+)
+
+
+DUMPED = json.dumps(MANIFEST.model_dump(mode="json")).encode()
+
+
+def test_manifest_is_read_as_it_was_written(tmp_path: Path):
+    assert read_manifest(tmp_path) is None
+    write_manifest(tmp_path, MANIFEST)
+    assert read_manifest(tmp_path) == MANIFEST
+    assert MANIFEST.shards == [FACTS]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": 2}, "format"),
+        ({"storage": "zip"}, "storage"),
+        ({"classes": [["a"]]}, "classes.0"),
+        ({"extra": 1}, "extra"),
+        ({"splits": [{"name": "train", "records": -1, "bytes": 1, "shards": []}]}, "splits.0.records"),
+        *((DUMPED.replace(b'"idx/train.idx"', json.dumps(name).encode()), "splits.0.shards.0.sidecars.0.file")
+          for name in ("../train.rec", "/etc/passwd", "", "a/../../b", "x\0")),
+        *((data, "") for data in (b"", b"{", b"[]", b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}", b"\xff")),
+    ],
+)  # fmt: skip
+def test_read_manifest_names_the_damaged_place(tmp_path: Path, change: dict | bytes, told: str):
+    if isinstance(change, dict):
+        change = json.dumps({**json.loads(DUMPED), **change}).encode()
+    (tmp_path / NAME).write_bytes(change)
+    with pytest.raises(DataError) as caught:
+        read_manifest(tmp_path)
+    assert f"{tmp_path / NAME}" in caught.value.message
+    assert told in caught.value.message
+
+
+@quick
+@given(data=damaged(DUMPED))
+def test_a_damaged_manifest_is_one_or_is_told(tmp_path: Path, data: bytes):
+    read_damaged(tmp_path / NAME, data, lambda path: read_manifest(path.parent), str(tmp_path))
+
+
+def test_a_set_with_names_that_are_no_utf8_can_be_opened_again(tmp_path: Path):
+    sample, classes = Sample("x\udcff.jpg", JPEGS[0], 0), (ClassName("a\udcff", "t\udcfe"),)
+    run(make_plan(DataSet("classify", "", classes, [Split("train", Listed([sample]))]), "wds"), tmp_path)
+    again = open_dataset(tmp_path)
+    assert (again.classes, again.splits[0].source.read(0)) == (classes, sample)
+
+
+def test_check_files_compares_lengths_and_needs_every_file(tmp_path: Path):
+    for storage, name in (("recordio", "train.lst"), ("folder", "val")):
+        root = tmp_path / storage
+        manifest = run(make_plan(make_drawn(4, 2), storage), root)
+        check_files(root, manifest)
+        if storage == "recordio":
+            (root / name).write_text("x")
+            with pytest.raises(DataError, match=rf"{name} has 1 bytes"):
+                check_files(root, manifest)
+        (root / name).rename(root / "other")
+        with pytest.raises(DataError, match=rf"{name} is missing"):
+            check_files(root, manifest)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_the_order_of_tasks(workers: int):
+    gates = [threading.Event() for _ in range(workers)]
+
+    def wait_for_the_next(numbers: list[int]) -> int:
+        (number,) = numbers
+        if number + 1 < workers:
+            gates[number + 1].wait(LIMIT)
+        if number < workers:
+            gates[number].set()
+        return number
+
+    with open_pool(workers) as pool:
+        assert list(map_in_order(wait_for_the_next, range(30), pool, chunk=1)) == list(range(30))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_few_results_wait(workers: int):
+    taken = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal taken
+        for number in range(1000):
+            taken += 1
+            yield number
+
+    with open_pool(workers) as pool:
+        for done, _ in enumerate(map_in_order(sum, tasks(), pool, chunk=1)):
+            assert taken <= done + WAITING_PER_WORKER * workers
+    assert taken == 1000
+
+
+def test_an_error_comes_in_its_place_and_ends_the_work():
+    began = []
+
+    def work(numbers: list[int]) -> int:
+        (number,) = numbers
+        began.append(number)
+        if number == 5:
+            raise DataError("the sixth is bad")
+        return number
+
+    done: list[int] = []
+    with pytest.raises(DataError, match="the sixth is bad"), open_pool(2) as pool:
+        done.extend(map_in_order(work, range(1000), pool, chunk=1))
+    assert done == [0, 1, 2, 3, 4]
+    assert max(began) <= 5 + WAITING_PER_WORKER * 2
+
+
+def die_at_once(_: list[int]) -> None:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_one_message():
+    with pytest.raises(MachineError, match="a worker process died") as caught, open_pool(1, processes=True) as pool:
+        list(map_in_order(die_at_once, range(2), pool))
+    assert "--workers 1" in (caught.value.hint or "")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from small_loaders import make_loader
 from small_sets import Listed, make_set, to_classify
 from trainstone.config.load import load_config
-from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.loader import STAGES, Loader, open_loader
+from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import open_split
 from trainstone.machine.cpus import Cores
 from trainstone.machine.signals import StopSignals
@@ -73,15 +73,7 @@ def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
 
     def open_with(threads: int, first_step: int) -> Loader:
         opened.append((threads, first_step))
-        return open_loader(
-            Listed(to_classify(40)),
-            augment=AugmentConfig(),
-            loader=LoaderConfig(threads=threads, prefetch=2),
-            image_size=32,
-            batch_size=4,
-            seed=0,
-            first_step=first_step,
-        )
+        return make_loader(Listed(to_classify(40)), threads=threads, first_step=first_step)
 
     done: list[Turns] = []
     told = {progress.phase for progress in measure_threads(open_with, [1, 2], 0.05, done)}

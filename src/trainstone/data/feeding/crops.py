@@ -66,11 +66,18 @@ def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augm
     TensorFlow's sample_distorted_bounding_box: an even aspect, then an even height among those whose area is allowed.
     Without a box the whole picture is one.
     """
-    objects = [_edges(box, width, height) for box in boxes if all(map(math.isfinite, box[1:5]))]
-    objects = objects or [Window(0, 0, width, height)]
+    objects = [
+        # In pixels, rounded down as TensorFlow does.
+        Window(int(box.left * width), int(box.top * height), int(box.right * width), int(box.bottom * height))
+        for box in boxes
+        if all(map(math.isfinite, box[1:5]))
+    ] or [Window(0, 0, width, height)]
+    needed = [(one, (one.right - one.left) * (one.bottom - one.top)) for one in objects]
     for _ in range(augment.attempts):
         crop = _draw_by_height(width, height, draws, augment.area, draws.between(*augment.aspect))
-        if crop is not None and _holds_any(crop, objects, augment.min_object_covered):
+        if crop is not None and any(
+            whole >= 1 and _shared(crop, one) >= augment.min_object_covered * whole for one, whole in needed
+        ):
             return crop
     return Crop(0, 0, width, height)
 
@@ -101,20 +108,10 @@ def _draw_by_height(width: int, height: int, draws: Draws, area: tuple[float, fl
     return Crop(left, top, crop_width, crop_height)
 
 
-def _edges(box: Box, width: int, height: int) -> Window:
-    """A box in pixels, rounded down as TensorFlow does."""
-    return Window(int(box.left * width), int(box.top * height), int(box.right * width), int(box.bottom * height))
-
-
 def _shared(one: Crop | Window, other: Window | Box) -> float:
     across = min(one.right, other.right) - max(one.left, other.left)
     down = min(one.bottom, other.bottom) - max(one.top, other.top)
     return max(0.0, across) * max(0.0, down)
-
-
-def _holds_any(crop: Crop, objects: Sequence[Window], share: float) -> bool:
-    wholes = [(one.right - one.left) * (one.bottom - one.top) for one in objects]
-    return any(whole >= 1 and _shared(crop, one) >= share * whole for one, whole in zip(objects, wholes, strict=True))
 
 
 def crop_overlap(
@@ -132,12 +129,23 @@ def crop_overlap(
         if option == len(overlaps):
             break
         for _ in range(augment.attempts):
-            part = _draw_part(draws, augment.sides, augment.aspect)
-            if part is None or not all(_overlap(part, box) >= overlaps[option] for box in boxes):
+            across, down = draws.between(*augment.sides), draws.between(*augment.sides)
+            if not augment.aspect[0] <= across / down <= augment.aspect[1]:
                 continue
-            kept = tuple(box for box in boxes if _holds_centre(part, box))
-            if kept:
-                return _to_pixels(part, width, height), kept
+            left, top = draws.between(0, 1 - across), draws.between(0, 1 - down)
+            part = Window(left, top, left + across, top + down)
+            if not all(_overlap(part, box) >= overlaps[option] for box in boxes):
+                continue
+            kept = tuple(
+                box
+                for box in boxes
+                if part.left <= (box.left + box.right) / 2 < part.right
+                and part.top <= (box.top + box.bottom) / 2 < part.bottom
+            )
+            if kept:  # edges go to the nearest pixel's; at least one pixel is left
+                x, y = min(round(part.left * width), width - 1), min(round(part.top * height), height - 1)
+                right, bottom = min(round(part.right * width), width), min(round(part.bottom * height), height)
+                return Crop(x, y, max(1, right - x), max(1, bottom - y)), kept
     return Crop(0, 0, width, height), tuple(boxes)
 
 
@@ -145,27 +153,6 @@ def _overlap(part: Window, box: Box) -> float:
     shared = _shared(part, box)
     both = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
     return shared / (both - shared)
-
-
-def _draw_part(draws: Draws, sides: tuple[float, float], aspect: tuple[float, float]) -> Window | None:
-    """Draw width, height and place as shares of the picture's; None where the aspect is not allowed."""
-    width, height = draws.between(*sides), draws.between(*sides)
-    if not aspect[0] <= width / height <= aspect[1]:
-        return None
-    left, top = draws.between(0, 1 - width), draws.between(0, 1 - height)
-    return Window(left, top, left + width, top + height)
-
-
-def _holds_centre(part: Window, box: Box) -> bool:
-    across, down = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-    return part.left <= across < part.right and part.top <= down < part.bottom
-
-
-def _to_pixels(part: Window, width: int, height: int) -> Crop:
-    """Move edges to the nearest pixel's; at least one pixel is left."""
-    left, top = min(round(part.left * width), width - 1), min(round(part.top * height), height - 1)
-    right, bottom = min(round(part.right * width), width), min(round(part.bottom * height), height)
-    return Crop(left, top, max(1, right - left), max(1, bottom - top))
 
 
 def window_centre(width: int, height: int, size: int, shorter: int) -> Window:

@@ -3,9 +3,12 @@
 SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a counter through a mixing function, for one number or an array of them.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
+KEPT_ORDERS = 6
 MASK = 2**64 - 1
 STEP = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -45,7 +48,9 @@ class Draws:
         return int(self.uniform() * limit)
 
 
+@lru_cache(maxsize=KEPT_ORDERS)
 def shuffle(count: int, key: int) -> NDArray[np.int64]:
+    """Return the numbers below `count` in an order that depends on the key."""
     values = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(key)
     values = (values ^ values >> np.uint64(30)) * np.uint64(FIRST)
     values = (values ^ values >> np.uint64(27)) * np.uint64(SECOND)

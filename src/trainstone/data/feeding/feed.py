@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainstone.config.schema import Config
 from trainstone.data.feeding.crops import Crop, Window
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.order import Place
@@ -141,14 +142,13 @@ class Cache:
 
     def put(self, index: int, sample: Sample, seen: Look, region: Region) -> None:
         """Keep a picture if there is room; of pixels only those of a whole picture that nobody writes over."""
-        if self.keeps == "off":
+        if self.keeps == "off" or (self.keeps == "pixels" and not region.owned):
             return
-        if self.keeps == "pixels":
-            if not region.owned:
-                return
-            kept, size = Kept(replace(sample, image=b""), seen, len(sample.image), region.pixels), region.pixels.nbytes
+        size = len(sample.image)
+        if self.keeps == "files":
+            kept = Kept(sample, seen, size)
         else:
-            kept, size = Kept(sample, seen, len(sample.image)), len(sample.image)
+            kept, size = Kept(replace(sample, image=b""), seen, size, region.pixels), region.pixels.nbytes
         size += OVERHEAD_BYTES + BOX_BYTES * len(sample.boxes)
         with self._lock:
             if index in self._kept or self.used_bytes + size > self.limit_bytes:
@@ -182,31 +182,37 @@ class Worker:
         return self.wait_seconds + (0.0 if since is None else now - since)
 
 
-@dataclass(frozen=True)
 class Feed:
-    source: Source
-    transform: Transform
-    seed: int
-    num_classes: int | None = None
-    """Labels must be below; None: labels do not matter."""
-    skip_bad: bool = False
-    cache: Cache = field(default_factory=Cache)
-    storage: str = ""
-    """What the source lies in, for people."""
-    holds: Holds = "class"
-    warned: threading.Event = field(default_factory=threading.Event)
-    """Set once a box without any area was met."""
+    """What a recipe makes of the pictures of a source."""
+
+    def __init__(
+        self,
+        source: Source,
+        config: Config,
+        *,
+        train: bool,
+        num_classes: int | None = None,
+        storage: str = "",
+        holds: Holds = "class",
+    ) -> None:
+        """Labels must be below `num_classes`, or do not matter; `storage`: what the source lies in, for people."""
+        self.source, self.num_classes, self.storage, self.holds = source, num_classes, storage, holds
+        self.transform = Transform(config, train=train)
+        self.cache = Cache(config.loader.cache, config.loader.cache_bytes)
+        self._seed, self._skip_bad = config.seed, config.loader.on_bad == "skip"
+        self._warned = threading.Event()
+        """Set once a box without any area was met."""
 
     def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> Shown:
         """Write a picture into `out` and return what it shows; a damaged one is replaced, or is an error."""
-        key = make_key(self.seed, place.epoch, place.picture)
+        key = make_key(self._seed, place.epoch, place.picture)
         index = place.picture
         for attempt in range(SUBSTITUTES):
             try:
                 return self.show(index, key, out, worker)
             except DataError as err:
                 where = self.source.where(index)
-                if not self.skip_bad:
+                if not self._skip_bad:
                     path = where.partition(", record ")[0]
                     told = err.message if path in err.message else f"{where}: {err.message}"
                     hint = err.hint or "--set loader.on_bad=skip leaves such pictures out; trainstone data verify"
@@ -276,8 +282,8 @@ class Feed:
         for box in sample.boxes:
             self.check_class(box.label, f"a box in {sample.name}")
         found = tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)
-        if len(found) < len(sample.boxes) and not self.warned.is_set():
-            self.warned.set()
+        if len(found) < len(sample.boxes) and not self._warned.is_set():
+            self._warned.set()
             where = printable(self.source.where(index))
             log.warning("boxes without any area in their image are left out, first in %s", where)
         return found

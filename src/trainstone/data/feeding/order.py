@@ -6,17 +6,12 @@ world x batch of them, rank 0 first. So the pictures of a step do not depend on 
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar, Literal, NamedTuple
 
 from trainstone.data.feeding.draws import make_key, shuffle
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 
-KEPT_EPOCHS = 6
 Last = Literal["carry", "drop", "fill", "fill_even"]
 
 
@@ -38,6 +33,8 @@ class TrainOrder:
     """What becomes of pictures that do not fill an epoch's last step: as loader.last says."""
     parts: int = 1
     """Batches a step: epochs that are cut or filled up have whole steps."""
+    steps: ClassVar[None] = None
+    """Training goes on for ever."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -66,11 +63,6 @@ class TrainOrder:
     def _step_pictures(self) -> int:
         return self.global_batch * self.parts
 
-    @property
-    def steps(self) -> int | None:
-        """Training goes on for ever."""
-        return None
-
     def epoch_of(self, step: int) -> int:
         return step * self.global_batch // self.epoch_pictures
 
@@ -80,14 +72,9 @@ class TrainOrder:
         while len(places) < self.batch_size:
             epoch, at = divmod(begin + len(places), self.epoch_pictures)
             end = min(self.epoch_pictures, at + self.batch_size - len(places))
-            wanted = _shuffle_epoch(self.count, self.seed, epoch).take(range(at, end), mode="wrap")
+            wanted = shuffle(self.count, make_key(self.seed, epoch)).take(range(at, end), mode="wrap")
             places += [Place(epoch, index) for index in wanted.tolist()]
         return places
-
-
-@lru_cache(maxsize=KEPT_EPOCHS)
-def _shuffle_epoch(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return shuffle(count, make_key(seed, epoch))
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,12 @@ class Ring(Generic[Memory]):
                 if self._steps is not None and self._begun >= self._steps and not rows_open:
                     return None
                 if rows_open and not self._paused:
-                    return newest, self._cut_rows(len(newest.places))
+                    # A few at once: fewer locks; not so many that threads wait for one at a batch's end.
+                    num_rows = len(newest.places)
+                    most = max(1, min(MAX_ROWS_AT_ONCE, num_rows // (4 * len(self.workers))))
+                    rows = range(self._row, min(self._row + most, num_rows))
+                    self._row = rows.stop
+                    return newest, rows
                 if self._begun - self._free < len(self._slots) and not self._paused:
                     self._begin_batch()
                     continue
@@ -144,10 +149,3 @@ class Ring(Generic[Memory]):
         self._work_to_do.notify_all()
         if not slot.places:
             self._batch_ready.notify_all()
-
-    def _cut_rows(self, num_rows: int) -> range:
-        """Take a few rows at once: fewer locks; not so many that threads wait for one at a batch's end."""
-        most = max(1, min(MAX_ROWS_AT_ONCE, num_rows // (4 * len(self.workers))))
-        rows = range(self._row, min(self._row + most, num_rows))
-        self._row = rows.stop
-        return rows

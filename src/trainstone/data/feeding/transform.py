@@ -5,15 +5,13 @@ normalises. Colours change as by DALI's Hsv and BrightnessContrast, each of whic
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, Config
 from trainstone.data.feeding.crops import Crop, Window, crop_area, crop_boxes, crop_overlap, window_centre
 from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.picture.decode import Pixels, Region, choose_shrink, resize_shorter
@@ -41,36 +39,21 @@ class Colours(NamedTuple):
 PLAIN = Colours(1.0, 0.0, 1.0, 1.0)
 
 
-def may_change(augment: AugmentConfig) -> bool:
+def changes_colours(augment: AugmentConfig) -> bool:
     return any(getattr(augment, name) != (plain, plain) for name, plain in PLAIN._asdict().items())
-
-
-def draw_colours(augment: AugmentConfig, key: int) -> Colours:
-    """Draw saturation, hue, contrast and brightness, in this order."""
-    draws = Draws(make_key(key, STREAM))
-    return Colours(*(draws.between(*getattr(augment, name)) for name in Colours._fields))
 
 
 def change_colours(out: Pixels, colours: Colours) -> None:
     """Change saturation and hue, then contrast and brightness, in place."""
-    if (colours.saturation, colours.hue_degrees) != PLAIN[:2]:
-        cv2.transform(out, make_matrix(colours.saturation, colours.hue_degrees), dst=out)
-    if (colours.contrast, colours.brightness) != PLAIN[2:]:
-        cv2.LUT(out, make_table(colours.contrast, colours.brightness), dst=out)
-
-
-def make_matrix(saturation: float, hue_degrees: float) -> NDArray[np.float32]:
-    """Return what red, green and blue are multiplied by."""
-    angle = math.radians(hue_degrees)
-    along, across = saturation * math.cos(angle), saturation * math.sin(angle)
-    turn = np.array([[1, 0, 0], [0, along, across], [0, -across, along]])
-    return np.asarray(FROM_YIQ @ turn @ TO_YIQ, dtype=np.float32)
-
-
-def make_table(contrast: float, brightness: float) -> Pixels:
-    """Return what each of the 256 levels becomes."""
-    levels = brightness * (MIDDLE_GREY + contrast * (np.arange(256) - MIDDLE_GREY))
-    return np.asarray(np.rint(levels).clip(0, 255), dtype=np.uint8)
+    saturation, degrees, contrast, brightness = colours
+    if (saturation, degrees) != PLAIN[:2]:
+        angle = math.radians(degrees)
+        along, across = saturation * math.cos(angle), saturation * math.sin(angle)
+        turn = np.array([[1, 0, 0], [0, along, across], [0, -across, along]])
+        cv2.transform(out, np.asarray(FROM_YIQ @ turn @ TO_YIQ, dtype=np.float32), dst=out)
+    if (contrast, brightness) != PLAIN[2:]:
+        levels = brightness * (MIDDLE_GREY + contrast * (np.arange(256) - MIDDLE_GREY))
+        cv2.LUT(out, np.asarray(np.rint(levels).clip(0, 255), dtype=np.uint8), dst=out)
 
 
 class View(NamedTuple):
@@ -83,20 +66,22 @@ class View(NamedTuple):
     colours: Colours | None = None
 
 
-@dataclass(frozen=True)
 class Transform:
-    augment: AugmentConfig
-    size: int
-    shorter: int
-    train: bool
-    fast: bool
-    """Decode JPEGs by the quick cosine transform."""
-    may_shrink: bool
-    may_colour: bool = False
+    """How a recipe's pictures are shown, to train on or to validate with."""
 
-    @property
-    def antialias(self) -> bool:
-        return (self.augment.resize if self.train else self.augment.val_resize) == "antialias"
+    def __init__(self, config: Config, *, train: bool) -> None:
+        augment, loader = config.augment, config.loader
+        self.augment, self.size, self.train = augment, config.data.image_size, train
+        self.shorter = self.size * 256 // 224 if augment.val_shorter == "auto" else augment.val_shorter
+        if self.shorter < self.size:
+            raise ConfigError(f"augment.val_shorter = {self.shorter} is below data.image_size = {self.size}")
+        # Which pictures find room in a cache depends on chance: kept or not, they must look the same.
+        plain = loader.cache == "pixels"
+        self.fast = train and loader.decode == "fast" and not plain
+        """Decode JPEGs by the quick cosine transform."""
+        self.may_shrink = train and loader.shrink and not plain
+        self.antialias = (augment.resize if train else augment.val_resize) == "antialias"
+        self._colours = train and changes_colours(augment)
 
     def choose(self, seen: Look, boxes: tuple[Box, ...], key: int) -> View:
         """Return the view of a picture; `key` decides all that is random."""
@@ -109,22 +94,23 @@ class Transform:
         draws = Draws(key)
         # Drawn first: a recipe that crops in another way mirrors the same pictures.
         flip = draws.uniform() < augment.flip
-        colours = draw_colours(augment, key) if self.may_colour else None
+        colours = None
+        if self._colours:
+            stream = Draws(make_key(key, STREAM))
+            colours = Colours(*(stream.between(*getattr(augment, name)) for name in Colours._fields))
         if augment.crop == "centre":
             return View(window_centre(width, height, self.size, self.shorter), flip, colours=colours)
-        part, kept = self._draw_crop(width, height, boxes, draws)
+        kept: tuple[Box, ...] = ()
+        if augment.crop == "overlap":
+            part, kept = crop_overlap(width, height, boxes, draws, augment)
+        elif augment.crop == "area":
+            part = crop_area(width, height, draws, augment)
+        elif augment.crop == "boxes":
+            part = crop_boxes(width, height, boxes, draws, augment)
+        else:
+            part, kept = Crop(0, 0, width, height), boxes
         shrink = choose_shrink(part.width, part.height, self.size) if self.may_shrink else 1
         return View(part, flip, shrink, kept, colours)
-
-    def _draw_crop(self, width: int, height: int, boxes: tuple[Box, ...], draws: Draws) -> tuple[Crop, tuple[Box, ...]]:
-        """Return a crop by the recipe's rule and the boxes that it keeps, which is known of overlap and whole only."""
-        if self.augment.crop == "overlap":
-            return crop_overlap(width, height, boxes, draws, self.augment)
-        if self.augment.crop == "area":
-            return crop_area(width, height, draws, self.augment), ()
-        if self.augment.crop == "boxes":
-            return crop_boxes(width, height, boxes, draws, self.augment), ()
-        return Crop(0, 0, width, height), boxes
 
     def rows_needed(self, view: View, seen: Look) -> int:
         """Return how many rows of the picture, from its top, a view is made of."""
@@ -157,23 +143,6 @@ class Transform:
             change_colours(out, view.colours)
 
 
-def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, train: bool) -> Transform:
-    shorter = size * 256 // 224 if augment.val_shorter == "auto" else augment.val_shorter
-    if shorter < size:
-        raise ConfigError(f"augment.val_shorter = {shorter} is below data.image_size = {size}")
-    # Which pictures find room in a cache depends on chance: kept or not, they must look the same.
-    plain = loader.cache == "pixels"
-    return Transform(
-        augment,
-        size,
-        shorter,
-        train,
-        fast=train and loader.decode == "fast" and not plain,
-        may_shrink=train and loader.shrink and not plain,
-        may_colour=train and may_change(augment),
-    )
-
-
 def scale_edges(crop: Crop, shrink: int) -> list[int]:
     """Return left, top, right and bottom in a picture that is so many times smaller."""
     edges = [crop.left, crop.top, crop.right, crop.bottom]
@@ -197,18 +166,11 @@ DETAILS = {
 """Crop -> the keys of [augment] that decide it."""
 
 
-def describe_transform(transform: Transform) -> str:
+def describe_transform(augment: AugmentConfig) -> str:
     """Return what is done in training, by the recipe's keys: crop area, area 0.08 to 1, aspect 0.75 to 1.333, ..."""
-    augment = transform.augment
-    names = [
-        "crop",
-        *DETAILS.get(augment.crop, ()),
-        "resize",
-        "flip",
-        *(Colours._fields if transform.may_colour else ()),
-    ]
-    values = {name: getattr(augment, name) for name in names}
-    ends = {
-        name: " to ".join(f"{end:.4g}" for end in value) for name, value in values.items() if isinstance(value, tuple)
-    }
-    return ", ".join(f"{name} {value}" for name, value in (values | ends).items())
+    colours = Colours._fields if changes_colours(augment) else ()
+    told = []
+    for name in ("crop", *DETAILS.get(augment.crop, ()), "resize", "flip", *colours):
+        value = getattr(augment, name)
+        told.append(f"{name} {' to '.join(f'{end:.4g}' for end in value) if isinstance(value, tuple) else value}")
+    return ", ".join(told)

@@ -86,20 +86,14 @@ def _decode_by_pillow(data: Bytes, seen: Look, *, strict: bool = False) -> Pixel
                 image.verify()
         with Image.open(io.BytesIO(data), formats=[seen.kind]) as image:
             image.load()
-            return _to_rgb(image)
+            if image.mode.startswith("I;16"):  # the upper byte
+                upper = np.asarray(image).astype(np.uint16) >> 8
+                return np.repeat(upper.astype(np.uint8)[:, :, None], 3, axis=2)
+            # Transparency is dropped; CMYK is inverted as Adobe writes it.
+            return np.array((image.convert("RGBA") if "transparency" in image.info else image).convert("RGB"))
     except Exception as err:  # Pillow's readers raise anything on damaged files
         truncated = "truncated" in str(err).lower() or isinstance(err, EOFError)
         raise DataError(f"{'truncated' if truncated else 'corrupt'} {seen.kind.upper()}: {err}") from err
-
-
-def _to_rgb(image: Image.Image) -> Pixels:
-    """Drop transparency, undo palettes, take the upper byte of 16 bits; CMYK is inverted as Adobe writes it."""
-    if image.mode.startswith("I;16"):
-        upper = np.asarray(image).astype(np.uint16) >> 8
-        return np.repeat(upper.astype(np.uint8)[:, :, None], 3, axis=2)
-    if "transparency" in image.info:
-        image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
@@ -122,7 +116,14 @@ def resize_shorter(pixels: Pixels, side: int) -> Pixels:
 
 def turn_upright(pixels: Pixels, data: Bytes) -> Pixels:
     """Turn and mirror an image's pixels as its EXIF orientation, 1 to 8, asks: what cv2.imread, and so im2rec, does."""
-    orientation = find_orientation(data)
+    orientation = 1  # also where EXIF states none or is damaged: the pixels are fine without
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data), formats=["JPEG", "TIFF"]) as image:
+        if isinstance(image, TiffImageFile):
+            orientation = int(image.tag_v2.get(ORIENTATION_TAG, 1))
+        else:
+            exif = Image.Exif()  # not image.getexif(), which takes XMP's orientation, too
+            exif.load(image.info.get("exif", b""))
+            orientation = int(exif.get(ORIENTATION_TAG, 1))
     if orientation in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):
@@ -130,17 +131,6 @@ def turn_upright(pixels: Pixels, data: Bytes) -> Pixels:
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return np.ascontiguousarray(pixels)
-
-
-def find_orientation(data: Bytes) -> int:
-    """Return the orientation that EXIF states; 1 where it states none or is damaged: the pixels are fine without."""
-    with contextlib.suppress(Exception), Image.open(io.BytesIO(data), formats=["JPEG", "TIFF"]) as image:
-        if isinstance(image, TiffImageFile):
-            return int(image.tag_v2.get(ORIENTATION_TAG, 1))
-        exif = Image.Exif()  # not image.getexif(), which takes XMP's orientation, too
-        exif.load(image.info.get("exif", b""))
-        return int(exif.get(ORIENTATION_TAG, 1))
-    return 1
 
 
 # Rows of a block with its colours at half size; and how far below a row its colours reach.

@@ -50,8 +50,15 @@ def find_ending(data: Bytes) -> str:
 
 def look(data: Bytes) -> Look:
     """Return what the picture is; DataError for what is none or breaks off."""
+    head = bytes(data[:12])
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        kind = "webp"
+    else:
+        kind = next((kind for kind, starts in SIGNATURES.items() if head.startswith(starts)), "")
+    if not kind:
+        begin = f"begins with {head.hex(' ')}" if head else "empty"
+        raise DataError(f"not a picture: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
     try:
-        kind = find_kind(bytes(data[:12]))
         seen = look_jpeg(data) if kind == "jpeg" else look_by_pillow(data, kind)
     except struct.error as err:
         raise DataError(f"breaks off in the picture's head, after {len(data)} bytes") from err
@@ -67,16 +74,6 @@ SIGNATURES = {
     "bmp": (b"BM",),
     "tiff": (b"II*\0", b"MM\0*"),
 }
-
-
-def find_kind(head: bytes) -> str:
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "webp"
-    for kind, starts in SIGNATURES.items():
-        if head.startswith(starts):
-            return kind
-    begin = f"begins with {head.hex(' ')}" if head else "empty"
-    raise DataError(f"not a picture: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
 
 
 def look_jpeg(data: Bytes) -> Look:

@@ -27,7 +27,6 @@ from trainstone.data.picture.look import look
 from trainstone.data.raw.archives import extract_zip, list_zip
 from trainstone.data.raw.listing import MAX_PICTURE_BYTES
 from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
-from trainstone.data.shardfile import sum_file
 from trainstone.errors import DataError
 from trainstone.files import sync_path, write_atomically
 from trainstone.formats.coco import (
@@ -482,7 +481,7 @@ def look_at(folder: Path, image: CocoImage, *, decoded: bool) -> tuple[int, int,
     except (OSError, DataError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else err
         return 0, 0, f"cannot be used: {reason}"
-    return len(data), sum_file(image.file_name, data), ""
+    return len(data), facts.sum_file(image.file_name, data), ""
 
 
 def warn(stem: str, instances: Instances, folder: Path) -> None:

@@ -25,12 +25,8 @@ def box_lines(name: str, boxes: Iterable[Box]) -> str:
     quoted = f'"{name.replace(chr(34), chr(34) * 2)}"' if "," in name or '"' in name else name
     clipped = (tuple(min(max(edge, 0.0), 1.0) for edge in box[1:5]) for box in boxes)
     kept = [edges for edges in clipped if edges[0] < edges[2] and edges[1] < edges[3]]
-    return "".join(",".join((quoted, *map(_tell, edges))) + "\n" for edges in kept)
-
-
-def _tell(edge: float) -> str:
-    short = f"{edge:.4f}"
-    return short if float(short) == edge else repr(edge)
+    texts = ([short if float(short := f"{edge:.4f}") == edge else repr(edge) for edge in edges] for edges in kept)
+    return "".join(",".join((quoted, *four)) + "\n" for four in texts)
 
 
 def make_key(name: str) -> str:

@@ -8,7 +8,7 @@ from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.raw.listing import is_picture
 from trainstone.data.sample import ClassName, Sample, list_numbers
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
-from trainstone.data.storage.records import Encoded, Encoder, Shard, find_class
+from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
 from trainstone.formats.files import Span, find_odd_character, is_inside
@@ -20,22 +20,22 @@ MAX_PART_BYTES = 255
 class FolderEncoder(Encoder):
     """Writes <split>/<class>/<name>; boxes beside: a CSV file for classified pictures, COCO's JSON for detection."""
 
-    def __init__(self, kind: str, classes: Sequence[ClassName]) -> None:
-        self._kind = kind
-        self._classes = classes
-
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
-        name = name_file(sample.name, seen)
+        name = sample.name
+        if not is_picture(name):  # readers would not take it for one
+            name += f".{ENDINGS[seen.kind]}"
+        elif seen.kind == "jpeg" and not name.lower().endswith((".jpg", ".jpeg")):
+            name = f"{name.rpartition('.')[0]}.jpg"
         if self._kind == "detect":
             number = number if sample.id is None else sample.id
             for box in sample.boxes:
-                find_class(self._classes, box.label)
+                self.find_class(box.label)
             boxes = [list_numbers(box) for box in sample.boxes]
             line = json.dumps([number, name, seen.width, seen.height, boxes]) + "\n"
         else:
             if sample.label is None:
                 raise DataError(f"{name} has no class, and class folders have no place for that")
-            name = f"{find_class(self._classes, sample.label).name}/{name.rpartition('/')[2]}"
+            name = f"{self.find_class(sample.label).name}/{name.rpartition('/')[2]}"
             line = box_lines(name, sample.boxes) if sample.boxes else ""
         return Encoded(check_name(name), (sample.image,), line, name)
 
@@ -51,14 +51,6 @@ class FolderEncoder(Encoder):
         if self._kind != "detect":
             return lines
         return "".join(full(make_instances((json.loads(line) for line in lines.splitlines()), self._classes)))
-
-
-def name_file(name: str, seen: Look) -> str:
-    """Return a name that readers take for a picture's: without an ending it gets one, and .png ends no JPEG's."""
-    if not is_picture(name):
-        return f"{name}.{ENDINGS[seen.kind]}"
-    stem, _, ending = name.rpartition(".")
-    return f"{stem}.jpg" if seen.kind == "jpeg" and ending.lower() not in ("jpg", "jpeg") else name
 
 
 def make_instances(lines: Iterable[list[Any]], classes: Sequence[ClassName]) -> Instances:

@@ -26,33 +26,22 @@ OBJECT_WIDTH = 6
 class RecordIOEncoder(Encoder):
     """Writes .rec, .idx, .lst, and boxes of classified pictures beside them, for RecordIO has no place for both."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
-        key = number if sample.id is None or self._kind != "detect" else sample.id
-        labels = self._label(sample, seen)
-        vector = self._kind == "detect" or len(labels) != 1
-        parts = recordio.pack_parts(
-            recordio.pack_labels(recordio.ImageRecord(labels, key, b"", vector=vector)), sample.image
-        )
-        boxes = "" if self._kind == "detect" or not sample.boxes else box_lines(sample.name, sample.boxes)
-        return Encoded(
-            sample.name, parts, (key, recordio.list_line(recordio.ListLine(key, labels, sample.name)), boxes)
-        )
+        detect = self._kind == "detect"
+        key = number if sample.id is None or not detect else sample.id
+        labels = sample.values or (float(-1 if sample.label is None else sample.label),)
+        if detect:
+            flat = (value for box in sample.boxes for value in (float(box.label), *box[1:5], float(box.crowd)))
+            labels = (float(HEADER_WIDTH), float(OBJECT_WIDTH), float(seen.width), float(seen.height), *flat)
+        record = recordio.ImageRecord(labels, key, b"", vector=detect or len(labels) != 1)
+        parts = recordio.pack_parts(recordio.pack_labels(record), sample.image)
+        boxes = "" if detect or not sample.boxes else box_lines(sample.name, sample.boxes)
+        listed = recordio.list_line(recordio.ListLine(key, labels, sample.name))
+        return Encoded(sample.name, parts, (key, listed, boxes))
 
     def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
         key, listed, boxes = made.about
         return (recordio.index_line(key, span.offset), listed, boxes)
-
-    def _label(self, sample: Sample, seen: Look) -> tuple[float, ...]:
-        if self._kind != "detect":
-            return sample.values or (float(-1 if sample.label is None else sample.label),)
-        head = (float(HEADER_WIDTH), float(OBJECT_WIDTH), float(seen.width), float(seen.height))
-        flat = (
-            value for b in sample.boxes for value in (float(b.label), b.left, b.top, b.right, b.bottom, float(b.crowd))
-        )
-        return (*head, *flat)
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
         stem = shard.file.removesuffix(".rec")
@@ -79,25 +68,26 @@ class RecordIOShard(ShardReader):
         index = self.path.with_suffix(".idx")
         with contextlib.suppress(DataError):  # a damaged index is done without; verify tells it
             listed = sorted(offset for _, offset in recordio.read_index(index)) if index.is_file() else []
-            found = np.array(listed, dtype=np.int64)
-            if self._fits(found):
+            found, size = np.array(listed, dtype=np.int64), self.file.size
+            # One of this file goes from its first byte, growing, to the file's last record.
+            grows = listed[:1] == [0] and (np.diff(found) > 0).all() and listed[-1] < size
+            if (grows and next(self.file.spans(listed[-1])).end == size) or (not listed and size == 0):
                 return found
         return super().offsets()
-
-    def _fits(self, offsets: Offsets) -> bool:
-        """Say whether an index is of this file: from its first byte, growing, to the file's last record."""
-        if not len(offsets):
-            return self.file.size == 0
-        if offsets[0] != 0 or not (np.diff(offsets) > 0).all() or offsets[-1] >= self.file.size:
-            return False
-        return next(self.file.spans(int(offsets[-1]))).end == self.file.size
 
     def _record(self, offset: int) -> tuple[recordio.ImageRecord, tuple[Box, ...] | None]:
         where = f"{self.path}, record at byte {offset}"
         record = recordio.unpack_image(self.file.read(offset), where)
-        if record.vector and is_detection(record.labels):
-            return record, read_boxes(record.labels, where)
-        return record, None
+        if not record.vector or not is_detection(record.labels):
+            return record, None
+        boxes, (head, width) = list[Box](), map(int, record.labels[:2])
+        for start in range(head, len(record.labels), width):
+            label, left, top, right, bottom = (shorten(value) for value in record.labels[start : start + 5])
+            if not np.isfinite([label, left, top, right, bottom]).all() or label < 0 or not label.is_integer():
+                raise DataError(f"{where}: a box with class {label} and edges {left}, {top}, {right}, {bottom}")
+            crowd = width > 5 and record.labels[start + 5] == 1
+            boxes.append(Box(int(label), left, top, right, bottom, crowd))
+        return record, tuple(boxes)
 
     def read(self, offset: int) -> Sample:
         record, boxes = self._record(offset)
@@ -147,15 +137,3 @@ def is_detection(labels: tuple[float, ...]) -> bool:
         return False
     head, width = int(labels[0]), int(labels[1])
     return 2 <= head <= len(labels) and width >= 5 and (len(labels) - head) % width == 0
-
-
-def read_boxes(labels: tuple[float, ...], where: str) -> tuple[Box, ...]:
-    head, width = int(labels[0]), int(labels[1])
-    found = []
-    for start in range(head, len(labels), width):
-        label, left, top, right, bottom = (shorten(value) for value in labels[start : start + 5])
-        if not np.isfinite([label, left, top, right, bottom]).all() or label < 0 or not label.is_integer():
-            raise DataError(f"{where}: a box with class {label} and edges {left}, {top}, {right}, {bottom}")
-        crowd = width > 5 and labels[start + 5] == 1
-        found.append(Box(int(label), left, top, right, bottom, crowd))
-    return tuple(found)

@@ -6,7 +6,7 @@ import abc
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -43,18 +43,15 @@ class Encoded(NamedTuple):
     """What no other sample of the shard may be called, where the storage finds samples by name."""
 
 
-def find_class(classes: Sequence[ClassName], label: int) -> ClassName:
-    """Return the class of a label; records may have labels that no class has."""
-    if not 0 <= label < len(classes):
-        raise DataError(f"label {label}, but there are {len(classes)} classes")
-    return classes[label]
-
-
 class Encoder(abc.ABC):
     """How a storage writes. `encode` is called from several threads, or in other processes."""
 
     tail = b""
     """What ends a shard."""
+
+    def __init__(self, kind: str, classes: Sequence[ClassName] = (), first_label: int = 0) -> None:
+        """`first_label`: what TFRecord files call the first class."""
+        self._kind, self._classes, self._first_label = kind, classes, first_label
 
     @abc.abstractmethod
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
@@ -71,6 +68,12 @@ class Encoder(abc.ABC):
     def finish(self, lines: str, records: int) -> str:
         """Return a sidecar's text from its lines; boxes of no picture are not written."""
         return lines
+
+    def find_class(self, label: int) -> ClassName:
+        """Return the class of a label; records may have labels that no class has."""
+        if not 0 <= label < len(self._classes):
+            raise DataError(f"label {label}, but there are {len(self._classes)} classes")
+        return self._classes[label]
 
 
 Offsets = NDArray[np.int64]
@@ -96,8 +99,9 @@ class ShardReader(abc.ABC):
     kind: ClassVar[type[RecordFile]]
     file: RecordFile
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, first_label: int | None = None) -> None:
+        """`first_label`: what TFRecord files call the first class; None: their features tell."""
+        self.path, self._first_label = path, first_label
         self.file = self.kind(path)
 
     def offsets(self) -> Offsets:
@@ -179,3 +183,30 @@ class RecordSource:
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
             return opened
+
+
+class DamagedRecords(RecordSource):
+    """Record files that may be damaged: a place that cannot be read is one bad sample, and the next are found."""
+
+    @cached_property
+    def _offsets(self) -> list[Offsets]:
+        shards = (self._shard(number) for number in range(len(self.paths)))
+        return [np.array([span.offset for _, span, _ in walk(shard)], np.int64) for shard in shards]
+
+
+def walk(shard: ShardReader) -> Iterator[tuple[int, Span, str]]:
+    """Yield number, place and "" of each record; a place where they break off has the reason, and the walk resumes."""
+    number = at = 0
+    while True:
+        try:
+            for span in shard.file.spans(at):
+                yield number, span, ""
+                number, at = number + 1, span.end
+            return
+        except DataError as err:
+            after = shard.file.resync(at)
+            size = (shard.path.stat().st_size if after is None else after) - at
+            yield number, Span(at, size), err.message
+            if after is None:
+                return
+            number, at = number + 1, after

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainstone.data.picture.look import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
-from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader, find_class
+from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.files import Span
 from trainstone.formats.tfrecord import (
@@ -42,11 +42,6 @@ MAX_DIGITS = 18
 class TFRecordEncoder(Encoder):
     """Writes TFRecord shards and, beside them, DALI's text index."""
 
-    def __init__(self, kind: str, classes: Sequence[ClassName], first_label: int) -> None:
-        self._kind = kind
-        self._classes = classes
-        self._first = first_label
-
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         features = (self._detect if self._kind == "detect" else self._classify)(sample, number, seen)
         return Encoded(sample.name, (frame(encode_example(features)),))
@@ -55,8 +50,13 @@ class TFRecordEncoder(Encoder):
         return (index_line(span),)
 
     def _classify(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
-        label = -1 if sample.label is None else sample.label + self._first
-        known = find_class(self._classes, sample.label) if sample.label is not None else ClassName("")
+        label = -1 if sample.label is None else sample.label + self._first_label
+        known = self.find_class(sample.label) if sample.label is not None else ClassName("")
+        # A synset says that labels count from 1, so a set whose labels do not has none, and whole names instead.
+        texts = {"image/class/text": known.name, "image/filename": sample.name}
+        if self._first_label != 0:
+            texts = {"image/class/synset": known.name, "image/class/text": known.text}
+            texts["image/filename"] = sample.name.rpartition("/")[2]
         edges = zip(*(box[1:5] for box in sample.boxes), strict=True) if sample.boxes else [()] * 4
         features = {
             "image/height": int64_feature(seen.height),
@@ -64,7 +64,7 @@ class TFRecordEncoder(Encoder):
             "image/colorspace": bytes_feature(b"RGB"),
             "image/channels": int64_feature(3),
             "image/class/label": int64_feature(label),
-            **self._tell_class(sample.name, known),
+            **{name: bytes_feature(encode_text(text)) for name, text in texts.items()},
             **{name: float_feature(*values) for name, values in zip(EDGES, edges, strict=True)},
             "image/object/bbox/label": int64_feature(*(label for _ in sample.boxes)),
             "image/format": bytes_feature(seen.kind.upper().encode()),
@@ -74,34 +74,22 @@ class TFRecordEncoder(Encoder):
             features["image/class/values"] = float_feature(*sample.values)
         return features
 
-    def _tell_class(self, name: str, known: ClassName) -> dict[str, Feature]:
-        """A synset says that labels count from 1, so a set whose labels do not has none, and whole names instead."""
-        if self._first == 0:
-            return {
-                "image/class/text": bytes_feature(encode_text(known.name)),
-                "image/filename": bytes_feature(encode_text(name)),
-            }
-        return {
-            "image/class/synset": bytes_feature(encode_text(known.name)),
-            "image/class/text": bytes_feature(encode_text(known.text)),
-            "image/filename": bytes_feature(encode_text(name.rpartition("/")[2])),
-        }
-
     def _detect(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
         boxes = sample.boxes
-        return {
+        features = {
             "image/fname": bytes_feature(encode_text(sample.name)),
             "image/encoded": bytes_feature(sample.image),
             "image/id": int64_feature(number if sample.id is None else sample.id),
             "image/shape": int64_feature(seen.height, seen.width, 3),
-            "image/object/label": int64_feature(*(box.label + self._first for box in boxes)),
-            "image/object/name": bytes_feature(
-                *(encode_text(find_class(self._classes, box.label).name) for box in boxes)
-            ),
+            "image/object/label": int64_feature(*(box.label + self._first_label for box in boxes)),
+            "image/object/name": bytes_feature(*(encode_text(self.find_class(box.label).name) for box in boxes)),
             "image/object/bbox": float_feature(*(edge for box in boxes for edge in box[1:5])),
             "image/object/is_crowd": int64_feature(*(int(box.crowd) for box in boxes)),
-            **make_areas(boxes, seen),
         }
+        if any(box.area is not None for box in boxes):  # in pixels, as TensorFlow's detection API has them
+            shares = ((b.right - b.left) * (b.bottom - b.top) if b.area is None else b.area for b in boxes)
+            features["image/object/area"] = float_feature(*(share * seen.width * seen.height for share in shares))
+        return features
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
         # A reader's glob train-* shall not meet an index: ImageNet's lie in a folder of their own.
@@ -114,10 +102,6 @@ class TFRecordShard(ShardReader):
 
     kind = TFRecordFile
     file: TFRecordFile
-
-    def __init__(self, path: Path, first_label: int | None = None) -> None:
-        super().__init__(path)
-        self._first = first_label
 
     def _indexes(self) -> list[Path]:
         """Return the index files it has, in the places where people put them."""
@@ -139,26 +123,30 @@ class TFRecordShard(ShardReader):
                 return np.array([span.offset for span in spans], dtype=np.int64)
         return super().offsets()
 
-    def features(self, offset: int) -> dict[str, Feature]:
-        return decode_example(self.file.read(offset), self._where(offset))
+    def _record(self, offset: int, *, check: bool = True, skip: Sequence[str] = ()) -> "Record":
+        where = f"{self.path}, record at byte {offset}"
+        return Record(decode_example(self.file.read(offset, check=check), where, skip=skip), where)
 
-    def _where(self, offset: int) -> str:
-        return f"{self.path}, record at byte {offset}"
+    def features(self, offset: int) -> Mapping[str, Feature]:
+        return self._record(offset).features
 
     def read(self, offset: int) -> Sample:
-        found = Record(self.features(offset), self._where(offset))
+        found = self._record(offset)
         image = found.find_image()
         first, label = self.first_label(found.features), found.find_label()
-        kept = None if label is None or label < first else label - first
-        name = found.find_name(label, f"{self.path.name}-{offset}.{find_ending(image)}")
-        detect = "image/object/bbox" in found.features or label is None
+        name = next((text for key in NAMES if (text := found.find_text(key))), "")
+        name = name or f"{self.path.name}-{offset}.{find_ending(image)}"
+        synset = found.find_text("image/class/synset")
+        if synset and "/" not in name and label is not None:
+            name = f"{synset}/{name}"
         values = tuple(shorten(value) for value in found.find_numbers("image/class/values"))
         boxes, number = found.find_boxes(first, image), found.find_integer("image/id")
-        return Sample(name, image, None if detect else kept, boxes, values, number)
+        if label is None or label < first or "image/object/bbox" in found.features:
+            return Sample(name, image, None, boxes, values, number)
+        return Sample(name, image, label - first, boxes, values, number)
 
     def glance(self, offset: int) -> Glance:
-        where = self._where(offset)
-        found = Record(decode_example(self.file.read(offset, check=False), where, skip=PICTURES), where)
+        found = self._record(offset, check=False, skip=PICTURES)
         first, label = self.first_label(found.features), found.find_label()
         boxes = found.find_boxes(first)
         if label is not None:
@@ -172,8 +160,8 @@ class TFRecordShard(ShardReader):
 
     def first_label(self, features: Mapping[str, Feature]) -> int:
         """Return what the first class is called: 1 in ImageNet's and COCO's feature sets, else 0."""
-        if self._first is not None:
-            return self._first
+        if self._first_label is not None:
+            return self._first_label
         return int("image/class/synset" in features or "image/object/bbox" in features)
 
     def index_files(self) -> Iterable[tuple[Path, str]]:
@@ -184,14 +172,6 @@ class TFRecordShard(ShardReader):
 
 def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-def make_areas(boxes: Sequence[Box], seen: Look) -> dict[str, Feature]:
-    """Return the objects' areas in pixels, as TensorFlow's detection API has them; nothing where none is known."""
-    if all(box.area is None for box in boxes):
-        return {}
-    shares = ((b.right - b.left) * (b.bottom - b.top) if b.area is None else b.area for b in boxes)
-    return {"image/object/area": float_feature(*(share * seen.width * seen.height for share in shares))}
 
 
 class Record(NamedTuple):
@@ -241,26 +221,6 @@ class Record(NamedTuple):
             return []
         return [value.decode("utf-8", "surrogateescape") for value in feature.values]
 
-    def find_name(self, label: int | None, fallback: str) -> str:
-        """Return the image's name, below its class where that is stated."""
-        base = next((text for name in NAMES if (text := self.find_text(name))), fallback)
-        synset = self.find_text("image/class/synset")
-        return f"{synset}/{base}" if synset and "/" not in base and label is not None else base
-
-    def find_areas(self, count: int, image: bytes) -> list[float | None]:
-        """Return the objects' areas as shares of the image's; None where the record has none."""
-        areas = self.find_numbers("image/object/area")
-        if len(areas) not in (0, count):
-            raise DataError(f"{self.where}: {len(areas)} areas of {count} boxes")
-        try:
-            seen = look(image) if areas else None
-        except DataError:  # decoding it will report it
-            seen = None
-        if seen is None:
-            return [None] * count
-        pixels = max(1, seen.width * seen.height)
-        return [shorten(area) / pixels if area >= 0 else None for area in areas]
-
     def find_boxes(self, first: int, image: bytes = b"") -> tuple[Box, ...]:
         """Return the boxes: four lists of edges, or one flat list; classes and, with the image, areas if stated."""
         flat = self.find_numbers("image/object/bbox")
@@ -271,7 +231,15 @@ class Record(NamedTuple):
         crowd = self.find_numbers("image/object/is_crowd")
         if {*map(len, edges)} != {count} or not {len(labels), len(crowd)} <= {0, count}:
             raise DataError(f"{self.where}: boxes with unlike numbers of edges, classes or crowd marks")
-        areas = self.find_areas(count, image) if image else [None] * count
+        stated = self.find_numbers("image/object/area") if image else []
+        if len(stated) not in (0, count):
+            raise DataError(f"{self.where}: {len(stated)} areas of {count} boxes")
+        areas: list[float | None] = [None] * count
+        with contextlib.suppress(DataError):  # of a damaged image, which decoding will report
+            if stated:
+                seen = look(image)
+                pixels = max(1, seen.width * seen.height)
+                areas = [shorten(area) / pixels if area >= 0 else None for area in stated]
         boxes = zip(labels or [first] * count, zip(*edges, strict=True), crowd or [0] * count, areas, strict=True)
         return tuple(make_box(n - first, [shorten(edge) for edge in four], mark, area) for n, four, mark, area in boxes)
 

@@ -25,15 +25,19 @@ DOTS_AND_SPACES = re.compile(r"[%.\s]")
 class WdsEncoder(Encoder):
     tail = END
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         key = make_key(sample.name)
         parts = [(ENDINGS[seen.kind], sample.image)]
         if sample.label is not None:
             parts.append(("cls", str(sample.label).encode()))
-        parts.append(("json", describe(sample, self._kind)))
+        document: dict[str, Any] = {"name": sample.name}
+        if sample.id is not None:
+            document["id"] = sample.id
+        if sample.boxes or self._kind == "detect":  # a picture to detect objects in has boxes, if only none
+            document["boxes"] = [list_numbers(box) for box in sample.boxes]
+        if sample.values:
+            document["values"] = list(sample.values)
+        parts.append(("json", json.dumps(document, separators=(",", ":"), allow_nan=False).encode()))
         buffers = [member(f"{key}.{extension}", data) for extension, data in parts]
         return Encoded(sample.name, buffers, [(f"{key}.{extension}", len(data)) for extension, data in parts], key)
 
@@ -75,18 +79,6 @@ def escape(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
 
 
-def describe(sample: Sample, kind: str) -> bytes:
-    """Return what is known beyond the label; a picture to detect objects in has boxes, if only none."""
-    document: dict[str, Any] = {"name": sample.name}
-    if sample.id is not None:
-        document["id"] = sample.id
-    if sample.boxes or kind == "detect":
-        document["boxes"] = [list_numbers(box) for box in sample.boxes]
-    if sample.values:
-        document["values"] = list(sample.values)
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-
-
 def read_boxes(about: Mapping[str, Any]) -> tuple[Box, ...]:
     return tuple(make_box(b[0], b[1:5], *b[5:7]) for b in about.get("boxes", ()))
 
@@ -115,8 +107,7 @@ class WdsShard(ShardReader):
         if picture is None:
             raise DataError(f"{where}: no picture among {', '.join(found.members)}")
         image = bytes(self.file.read(found.members[picture].data))
-        label = self._label(found, where)
-        about = self._about(found, where)
+        label, about = self._describe(found, where)
         with convert_errors(where):
             name = str(about.get("name", f"{found.key}.{picture}"))
             name.encode("utf-8", "surrogateescape")  # JSON can spell half a character, which no file name is
@@ -131,7 +122,7 @@ class WdsShard(ShardReader):
 
     def glance(self, offset: int) -> Glance:
         found, where = self._sample(offset)
-        label, about = self._label(found, where), self._about(found, where)
+        label, about = self._describe(found, where)
         with convert_errors(where):
             boxes = read_boxes(about)
         is_detection = label is None and "boxes" in about and "label" not in about
@@ -141,25 +132,23 @@ class WdsShard(ShardReader):
         folder = unquote(found.key.rpartition("/")[0], errors="surrogateescape")
         return Glance([(label, ClassName(folder))], boxes)
 
-    def _label(self, found: TarSample, where: str) -> int | None:
+    def _describe(self, found: TarSample, where: str) -> tuple[int | None, dict[str, Any]]:
+        """Return the label in a file of its own, and what the JSON says."""
+        label, about = None, {}
         extension = next((e for e in LABELS if e in found.members), None)
-        if extension is None:
-            return None
-        text = bytes(self.file.read(found.members[extension].data)).strip()
-        if not text.isdigit() or len(text) > 9:
-            raise DataError(f"{where}: label {text[:40]!r} is no class number")
-        return int(text)
-
-    def _about(self, found: TarSample, where: str) -> dict[str, Any]:
-        if "json" not in found.members:
-            return {}
-        try:
-            document = json.loads(bytes(self.file.read(found.members["json"].data)))
-        except (ValueError, RecursionError) as err:
-            raise DataError(f"{where}: json is damaged: {err}") from err
-        if not isinstance(document, dict):
-            raise DataError(f"{where}: json is no table")
-        return document
+        if extension is not None:
+            text = bytes(self.file.read(found.members[extension].data)).strip()
+            if not text.isdigit() or len(text) > 9:
+                raise DataError(f"{where}: label {text[:40]!r} is no class number")
+            label = int(text)
+        if "json" in found.members:
+            try:
+                about = json.loads(bytes(self.file.read(found.members["json"].data)))
+            except (ValueError, RecursionError) as err:
+                raise DataError(f"{where}: json is damaged: {err}") from err
+            if not isinstance(about, dict):
+                raise DataError(f"{where}: json is no table")
+        return label, about
 
     def index_files(self) -> Iterable[tuple[Path, str]]:
         index = self.path.with_suffix(".idx")

@@ -1,7 +1,10 @@
-"""Which pictures come when: each once an epoch, whatever the ranks, and any step can be the first."""
+"""Which pictures come when: each once an epoch, whatever the ranks, from any step; random numbers."""
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from trainstone.data.feeding.draws import MASK, STEP, Draws, make_key, mix, shuffle
 from trainstone.data.feeding.order import EvalOrder, Last, Place, TrainOrder
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
@@ -64,8 +67,6 @@ def test_the_epoch_of_a_step_is_the_one_it_begins_in():
 
 
 def test_too_few_pictures_are_an_error():
-    with pytest.raises(DataError):
-        TrainOrder(0, 4, 0)
     with pytest.raises(DataError) as told:
         TrainOrder(7, 4, 0, Rank(0, 2), last="drop")
     assert "loader.last=carry" in (told.value.hint or "")
@@ -120,3 +121,40 @@ def test_validation_shows_every_picture_once_in_as_many_steps_for_all(count: int
     assert max(map(len, batches), default=0) <= batch_size
     assert not any(order.batch(steps) for order in orders)
     assert not count or any(order.batch(steps - 1) for order in orders)
+
+
+# The first numbers of SplitMix64 for the seeds 1234567 and 0, as the reference program in C prints them.
+PUBLISHED = {
+    1234567: [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431],
+    0: [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F],
+}
+
+
+@pytest.mark.parametrize("seed", PUBLISHED)
+def test_the_numbers_are_those_of_splitmix64(seed: int):
+    draws = Draws(seed)
+    for step, number in enumerate(PUBLISHED[seed], 1):
+        assert mix(seed + step * STEP & MASK) == number
+        assert draws.uniform() == (number >> 11) / 2**53
+
+
+def test_whole_numbers_and_ranges_keep_their_limits():
+    draws = Draws(5)
+    counts = np.bincount([draws.below(7) for _ in range(7_000)])
+    assert len(counts) == 7
+    assert stats.chisquare(counts).pvalue > 0.01
+    values = [draws.between(0.75, 4 / 3) for _ in range(1_000)]
+    assert 0.75 <= min(values) < 0.76
+    assert 1.32 < max(values) < 4 / 3
+
+
+def test_keys_depend_on_every_number_and_their_order():
+    keys = {make_key(*numbers) for numbers in [(), (0,), (0, 0), (1, 0), (0, 1), (1, 2, 3), (3, 2, 1), (2**63 - 1,)]}
+    assert len(keys) == 8
+    assert all(0 <= key <= MASK for key in keys)
+
+
+def test_shuffled_orders_never_change():
+    """Runs of older versions must be repeatable: these numbers stay."""
+    assert shuffle(10, make_key(0, 0)).tolist() == [0, 7, 8, 2, 5, 9, 4, 6, 3, 1]
+    assert make_key(1, 2, 3) == 0xD0734750FDE362B3

@@ -2,18 +2,20 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from command import LIMIT
 from nursery import wait_until
+from small_loaders import wait_for_rest
 from trainstone.data import loader
 from trainstone.data.feeding import ring
 from trainstone.data.feeding.feed import Bad, Worker
 from trainstone.data.feeding.order import Place
 from trainstone.data.feeding.ring import Ring
-
-"""Seconds after which a test is lost; none waits so long."""
 
 
 class Made:
@@ -35,11 +37,10 @@ class Made:
         memory[row] = place.epoch * 100 + place.picture
         self.filled.append((place.epoch, row))
 
-    def open(self, num_slots: int = 5, **wishes) -> Ring[list[int]]:
+    def open(self, num_slots: int = 5, **wishes) -> Any:
         wishes = {"threads": 3, "keep": 2, "plan": self.plan, "fill_row": self.fill, **wishes}
-        made = Ring([[0] * 32 for _ in range(num_slots)], wishes.pop("plan"), wishes.pop("fill_row"), **wishes)
-        self.rings.append(made)
-        return made
+        self.rings.append(Ring([[0] * 32 for _ in range(num_slots)], **wishes))
+        return self.rings[-1]
 
 
 @pytest.fixture
@@ -53,11 +54,6 @@ def made():
     assert set(threading.enumerate()) <= before
 
 
-def wait_for_rest(one: Ring) -> None:
-    """Until all threads wait for memory, or for the end of a pause."""
-    wait_until(lambda: len(one._work_to_do._waiters) == len(one._threads))  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("threads", [1, 5])
 @pytest.mark.parametrize("num_slots", [3, 6])
 @pytest.mark.parametrize("first_step", [0, 37])
@@ -66,7 +62,6 @@ def test_batches_come_in_order_in_memory_that_comes_round(made: Made, threads: i
     seen = []
     for step in range(first_step, first_step + 30):
         slot = one.take()
-        assert slot is not None
         assert slot.memory[:4] == [step * 100 + row for row in range(4)]
         seen.append(id(slot.memory))
     assert len(set(seen)) == num_slots
@@ -90,7 +85,6 @@ def test_no_more_batches_begin_than_there_is_memory_and_those_taken_stay(made: M
     assert made.planned == list(range(5))
     for taken in range(1, 20):
         slot = one.take()
-        assert slot is not None
         held = [*held, (slot.memory, list(slot.memory))][-keep:] if keep else []
         wait_for_rest(one)
         assert made.planned == list(range(5 + max(0, taken - keep)))
@@ -101,24 +95,14 @@ def test_no_more_batches_begin_than_there_is_memory_and_those_taken_stay(made: M
 def test_closing_while_someone_waits_for_a_batch(made: Made):
     made.gate.clear()
     one = made.open()
-    told: list[BaseException] = []
-
-    def consume() -> None:
-        try:
-            one.take()
-        except RuntimeError as err:
-            told.append(err)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    wait_until(lambda: bool(one._batch_ready._waiters))  # type: ignore[attr-defined]
-    closer = threading.Thread(target=one.close)
-    closer.start()
-    consumer.join(LIMIT)
-    assert "closed" in str(told[0])
-    made.gate.set()
-    closer.join(LIMIT)
-    assert not closer.is_alive()
+    with ThreadPoolExecutor(2) as pool:
+        taken = pool.submit(one.take)
+        wait_until(lambda: bool(one._batch_ready._waiters))
+        closed = pool.submit(one.close)
+        with pytest.raises(RuntimeError, match="closed"):
+            taken.result(LIMIT)
+        made.gate.set()
+        closed.result(LIMIT)
 
 
 def test_a_pause_lets_rows_begun_be_finished(made: Made):
@@ -130,7 +114,6 @@ def test_a_pause_lets_rows_begun_be_finished(made: Made):
     assert len(made.filled) <= 3  # a row for each thread
     one.go_on()
     slot = one.take()
-    assert slot is not None
     assert slot.memory[:4] == [0, 1, 2, 3]
 
 
@@ -151,12 +134,7 @@ def test_errors_come_with_their_batch_by_row_and_are_forgotten_with_it(made: Mad
         return made.plan(step)
 
     one = made.open(3, fill_row=fill, plan=plan, keep=1)
-    slots = [one.take() for _ in range(2)]
-    found = [sorted(slot.errors) for slot in slots if slot]
-    for _ in range(5):
-        slot = one.take()
-        assert slot is not None
-        found.append(sorted(slot.errors))
+    found = [sorted(one.take().errors) for _ in range(7)]
     assert found == [[], [1, 3], [0], [], [], [], []]
 
 
@@ -168,13 +146,7 @@ def test_empty_batches_pass(made: Made):
 def test_time_waited_is_told_while_threads_still_wait(made: Made, monkeypatch: pytest.MonkeyPatch):
     """A loader that is far ahead does nothing: its threads' time is not work on batches."""
 
-    class Clock:
-        now = 0.0
-
-        def perf_counter(self) -> float:
-            return self.now
-
-    clock = Clock()
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(ring, "time", clock)
     monkeypatch.setattr(loader, "time", clock)
     idle = loader.Loader.__new__(loader.Loader)

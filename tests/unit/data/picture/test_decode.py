@@ -1,19 +1,36 @@
-"""What a picture is, from its head; pixels from whole pictures, reasons from damaged ones; repairs."""
+"""What a picture is, from its head; pixels of it or of its upper part, reasons from damaged ones; repairs."""
 
-import io
+import contextlib
+import functools
 import struct
 import zlib
+from collections.abc import Callable
 
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from damage import damaged
-from made_pictures import busy, save
-from trainstone.data.picture.decode import MAX_PIXELS, decode, decode_strict, encode_jpeg, resize_shorter, turn_upright
+from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans
+from trainstone.data.picture import decode as decoding
+from trainstone.data.picture.decode import (
+    MAX_KEPT_BYTES,
+    MAX_PIXELS,
+    Scratch,
+    can_stop_early,
+    choose_shrink,
+    decode,
+    decode_strict,
+    decode_upper,
+    encode_jpeg,
+    look_sized,
+    resize_shorter,
+    turn_upright,
+)
 from trainstone.data.picture.look import Look, look
 from trainstone.data.prepare import repair
 from trainstone.errors import DataError
@@ -23,12 +40,6 @@ ORIENTATION = 0x0112
 Y, X = np.mgrid[:32, :48]
 PHOTO = np.stack([X * 4 % 256, Y * 6 % 256, (X + Y) * 2 % 256], axis=2).astype(np.uint8)
 """Smooth, so that a JPEG keeps it."""
-
-
-def turned(orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation
-    return save(PHOTO, quality=98, exif=exif)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +83,15 @@ def test_every_kind_is_told_and_decoded(kind: str, mode: str, options: dict, col
 
 @BOTH
 def test_sixteen_bits_keep_their_upper_byte(decoder):
-    buffer = io.BytesIO()
-    Image.fromarray(np.full((4, 5), 0xABCD, np.uint16)).save(buffer, "PNG")
-    assert np.array_equal(decoder(buffer.getvalue()), np.full((4, 5, 3), 0xAB, np.uint8))
+    data = save(np.full((4, 5), 0xABCD, np.uint16), "PNG", "I;16")
+    assert np.array_equal(decoder(data), np.full((4, 5, 3), 0xAB, np.uint8))
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
 def test_pictures_are_turned_as_pillow_and_cv2_turn_them(orientation: int):
-    data = turned(orientation)
     image = Image.fromarray(PHOTO)
     image.getexif()[ORIENTATION] = orientation
+    data = save(PHOTO, quality=98, exif=image.getexif())
     assert np.array_equal(turn_upright(PHOTO, data), np.asarray(ImageOps.exif_transpose(image)))
     shown = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
     assert np.abs(turn_upright(decode(data), data).astype(int) - shown).mean() < 2
@@ -140,6 +150,8 @@ def test_bytes_astray_are_passed_over_for_training_and_told_by_verify():
     whole = save(PHOTO)
     astray = whole[:-2] + b"astray" * 8 + whole[-2:]
     assert np.array_equal(decode(astray), decode(whole))
+    upper = decode_upper(astray, len(PHOTO), used_scratch(), fast=False)
+    assert np.array_equal(upper.pixels, decode(whole))
     with pytest.raises(DataError, match="extraneous bytes"):
         decode_strict(astray)
 
@@ -182,16 +194,12 @@ KINDS += [save(PHOTO, "JPEG", "CMYK"), save(PHOTO, "PNG", "P")]
 @given(st.sampled_from(KINDS).flatmap(damaged))
 def test_damage_gives_pixels_or_a_data_error(data: bytes):
     for decoder in (decode, decode_strict):
-        try:
+        with contextlib.suppress(DataError):
             seen = look(data)
             assert min(seen.width, seen.height) > 0
             if seen.width * seen.height > 1_000_000:
                 return  # allowed, but slow
-            pixels = decoder(data)
-        except DataError:
-            continue
-        assert pixels.ndim == 3
-        assert pixels.shape[2] == 3
+            assert decoder(data).shape[2:] == (3,)
 
 
 @pytest.mark.parametrize("quality", [75, 100])
@@ -238,3 +246,160 @@ def test_faults_are_mended_and_named_and_all_others_keep_their_bytes(name: str, 
     else:
         assert look(repaired)[:4] == ("jpeg", 48, 32, "rgb")
         assert np.abs(decode(repaired).astype(int) - decode(image)).mean() < 3
+
+
+WIDTH, HEIGHT = 45, 59
+STALE = 77
+LAYOUTS = {
+    **{
+        sampling: save_sampled(busy(WIDTH, HEIGHT), sampling)
+        for sampling in ("444", "422", "420", "440", "411", "Gray")
+    },
+    "progressive": save(busy(WIDTH, HEIGHT), progressive=True),
+    "progressive 444": save(busy(WIDTH, HEIGHT), progressive=True, subsampling=0),
+    "restart rows": save(busy(WIDTH, HEIGHT), restart_marker_rows=1),
+    "restart blocks": save(busy(WIDTH, HEIGHT), restart_marker_blocks=2),
+    "progressive restart": save(busy(WIDTH, HEIGHT), progressive=True, restart_marker_rows=1),
+    "scans": save_scans(busy(WIDTH, HEIGHT)),
+    "scans restart": save_scans(busy(WIDTH, HEIGHT), restart_marker_rows=1),
+}
+TALL = busy(64, 192)
+MANY_SCANS = [save(TALL, progressive=True), save_scans(TALL), save_scans(TALL, restart_marker_rows=1)]
+
+
+def used_scratch(size: int = 1 << 20) -> Scratch:
+    """Memory in which the picture before can still be seen."""
+    scratch = Scratch()
+    scratch.take(size, 1)[:] = STALE
+    return scratch
+
+
+@pytest.fixture
+def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each decoded picture claimed to have."""
+    rows: list[int] = []
+
+    def spy(data, *arguments, **options):
+        rows.append(look_sized(bytes(data)).height)
+        return real(data, *arguments, **options)
+
+    real = simplejpeg.decode_jpeg
+    monkeypatch.setattr(decoding.simplejpeg, "decode_jpeg", spy)
+    return rows
+
+
+@pytest.mark.parametrize(("fast", "shrink"), [(False, 1), (True, 1), (True, 2), (True, 4), (True, 8)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_above_are_those_of_the_whole(layout: str, fast: bool, shrink: int):
+    data, scratch = LAYOUTS[layout], used_scratch()
+    whole = simplejpeg.decode_jpeg(data, "RGB", fast, False, -(-HEIGHT // shrink), -(-WIDTH // shrink), shrink)
+    for bottom in range(1, HEIGHT + 1, 1 if shrink == 1 else 3):
+        part = decode_upper(data, bottom, scratch, fast=fast, shrink=shrink)
+        rows = round(bottom / shrink)
+        assert part.shrink == shrink
+        assert rows <= len(part.pixels) <= len(whole)
+        assert np.array_equal(part.pixels[:rows], whole[:rows])
+
+
+@pytest.mark.parametrize("layout", ["444", "420", "422", "Gray", "restart rows"])
+def test_no_more_than_the_rows_needed_are_decoded(layout: str, count_rows: list[int]):
+    assert can_stop_early()
+    count_rows.clear()
+    for bottom in (10, 30, 31, HEIGHT):
+        decode_upper(LAYOUTS[layout], bottom, Scratch(), fast=True)
+    assert count_rows == [16, 32, 48, HEIGHT]
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "RGB"), ("WEBP", "RGB"), ("JPEG", "CMYK"), ("GIF", "RGB")])
+def test_other_pictures_are_decoded_whole_into_memory_of_their_own(kind: str, mode: str):
+    data = save(busy(WIDTH, HEIGHT), kind, mode)
+    part = decode_upper(data, 3, Scratch(), fast=True, shrink=4)
+    assert part.shrink == 1
+    assert part.owned
+    assert np.array_equal(part.pixels, decode(data))
+
+
+def test_pictures_shrink_only_while_they_stay_large_enough():
+    sizes = [(100, 100), (447, 448), (448, 448), (895, 2_000), (896, 900), (1_792, 1_792), (9_000, 9_000)]
+    assert [choose_shrink(width, height, 224) for width, height in sizes] == [1, 1, 2, 2, 4, 8, 8]
+
+
+@pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive", "scans"])
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
+def test_a_picture_cut_off_is_an_error_where_its_rows_are_needed(layout: str, share: float):
+    data = LAYOUTS[layout]
+    start = data.index(b"\xff\xda")
+    with pytest.raises(DataError, match=r"truncated|corrupt"):
+        decode_upper(data[: start + int((len(data) - start) * share)], HEIGHT, used_scratch(), fast=True)
+
+
+@pytest.mark.parametrize("data", MANY_SCANS, ids=["progressive", "scans", "scans restart"])
+def test_a_picture_of_many_scans_cut_off_is_never_taken_for_a_whole_one(data: bytes):
+    """Each scan covers all rows: with one missing, the upper rows are wrong, too."""
+    whole = decode(data)
+    wrong = {}
+    for end in range(data.index(b"\xff\xda") + 50, len(data) - 2, 97):
+        try:
+            pixels = decode_upper(data[:end], 40, used_scratch(), fast=False).pixels
+        except DataError:
+            continue
+        wrong[end] = mean_difference(pixels[:40], whole[:40])
+    assert not any(wrong.values()), f"{len(wrong)} pass, off by up to {max(wrong.values()):.1f} grey levels"
+
+
+@pytest.mark.parametrize("marker", [b"\xff\xda", b"\xff\xc4"], ids=["before the scan", "before a table"])
+@pytest.mark.parametrize("bottom", [10, HEIGHT])
+@pytest.mark.parametrize("layout", ["420", "progressive"])
+@pytest.mark.parametrize("astray", [b"\1\2\3", b"\1\2\xff\xd3", b"\xff\xd3", b"\xff\xff\xff", b"\0" * 300])
+def test_bytes_astray_in_the_head_never_show_the_picture_before(layout: str, bottom: int, marker: bytes, astray: bytes):
+    """The decoder gives up before it writes a pixel; what memory held must not pass for this picture."""
+    data = LAYOUTS[layout]
+    frame_at = look_sized(data).frame_at
+    broken = data[:frame_at] + put_before(data[frame_at:], marker, astray)
+    try:
+        pixels = decode_upper(broken, bottom, used_scratch(), fast=False).pixels
+    except DataError:
+        return
+    assert np.array_equal(pixels[:bottom], decode(data)[:bottom])
+
+
+def try_decoding(decoder: Callable[[bytes], np.ndarray], data: bytes) -> np.ndarray | str:
+    """Pixels, or what is wrong."""
+    try:
+        return decoder(data)
+    except DataError as err:
+        return err.message
+
+
+def decode_all(data: bytes) -> np.ndarray:
+    return decode_upper(data, HEIGHT, used_scratch(), fast=False).pixels
+
+
+@pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive"])
+def test_corrupt_bits_are_an_error_where_they_are_for_the_whole(layout: str):
+    data, told = LAYOUTS[layout], 0
+    for at in range(data.index(b"\xff\xda") + 14, len(data) - 2, 5):
+        broken = data[:at] + bytes((data[at] ^ 0x5A,)) + data[at + 1 :]
+        whole, ours = (try_decoding(decoder, broken) for decoder in (decode, decode_all))
+        assert np.array_equal(ours, whole)
+        told += isinstance(whole, str)
+    assert told
+
+
+def test_memory_of_a_thread_is_used_again():
+    scratch = Scratch()
+    first = scratch.take(20, 10)
+    assert first.shape == (20, 10, 3)
+    assert np.shares_memory(first, scratch.take(5, 4))
+    assert not np.shares_memory(first, scratch.take(200, 100))
+    kept = scratch.take(200, 100)
+    huge = scratch.take(MAX_KEPT_BYTES // 3 + 1, 1)
+    assert not np.shares_memory(huge, kept)
+    assert np.shares_memory(scratch.take(200, 100), kept)
+
+
+def test_without_a_decoder_that_stops_early_all_is_decoded(monkeypatch: pytest.MonkeyPatch, count_rows: list[int]):
+    monkeypatch.setattr(decoding, "can_stop_early", functools.cache(lambda: False))
+    part = decode_upper(LAYOUTS["420"], 10, Scratch(), fast=False)
+    assert count_rows == [HEIGHT]
+    assert np.array_equal(part.pixels, decode(LAYOUTS["420"]))

@@ -16,14 +16,13 @@ from damage import real_data
 from made_archives import CATEGORIES, jpeg, make_instances, make_jpeg, make_set, make_zips, read_files
 from made_pictures import busy, save
 from small_sets import check
-from trainstone.data.manifest import Manifest, check_files, read_manifest
+from trainstone.data.manifest import Manifest, check_files, read_manifest, sum_file
 from trainstone.data.parallel import Progress, lock_file
 from trainstone.data.plan import make_plan
 from trainstone.data.prepare import prepare as write_plan
 from trainstone.data.raw.coco import OFFICIAL, CocoSource, find_coco, make_source, prepare_coco
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, ClassName
-from trainstone.data.shardfile import sum_file
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances
 from trainstone.machine.ranks import Rank

@@ -1,15 +1,15 @@
 """TFRecord: the feature sets of the originals, those of other people, and those that say something impossible."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png, read_shard, to_classify, write_shard
+from small_sets import BOXES, JPEGS, SIDE, make_encoder, make_png, read_shard, to_classify, write_shard
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample, shorten
-from trainstone.data.storage.records import Shard
-from trainstone.data.storage.tfrecord import TFRecordEncoder, TFRecordShard
+from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.errors import DataError
 from trainstone.formats.tfrecord import (
     Feature,
@@ -23,28 +23,19 @@ from trainstone.formats.tfrecord import (
 )
 
 
-def classify(first_label: int = 1) -> TFRecordEncoder:
-    return TFRecordEncoder("classify", CLASSES, first_label)
-
-
-def features_of(encoder: TFRecordEncoder, sample: Sample) -> dict[str, Feature]:
-    (buffer,) = encoder.encode(sample, 17, look(sample.image)).buffers
+def features_of(kind: str, sample: Sample) -> dict[str, Feature]:
+    (buffer,) = make_encoder("tfrecord", kind).encode(sample, 17, look(sample.image)).buffers
     return decode_example(buffer[12:-4], "x")
 
 
-def read_features(path: Path, features: dict[str, Feature]) -> Sample:
+def read_features(path: Path, features: dict[str, Feature], method: str = "read") -> Any:
     path.write_bytes(frame(encode_example(features)))
-    return read_shard(TFRecordShard(path))[0]
-
-
-def glance_features(path: Path, features: dict[str, Feature]) -> list[tuple[int, ClassName]]:
-    path.write_bytes(frame(encode_example(features)))
-    return list(read_shard(TFRecordShard(path), "glance")[0].labels)
+    return read_shard(TFRecordShard(path), method)[0]
 
 
 def test_imagenets_features_are_those_of_build_imagenet_data():
     sample = Sample("n01/n01_1.JPEG", JPEGS[0], 0, (BOXES[0], Box(0, 0.0, 0.5, 1.0, 0.875)))
-    assert features_of(classify(), sample) == {
+    assert features_of("classify", sample) == {
         "image/height": int64_feature(SIDE),
         "image/width": int64_feature(SIDE),
         "image/colorspace": bytes_feature(b"RGB"),
@@ -64,7 +55,7 @@ def test_imagenets_features_are_those_of_build_imagenet_data():
 
 
 def test_without_boxes_their_lists_are_there_and_empty():
-    features = features_of(classify(), Sample("x.png", make_png(5, 3), 1))
+    features = features_of("classify", Sample("x.png", make_png(5, 3), 1))
     for edge in ("xmin", "xmax", "ymin", "ymax"):
         assert features[f"image/object/bbox/{edge}"] == float_feature()
     assert features["image/object/bbox/label"] == int64_feature()
@@ -76,7 +67,7 @@ def test_without_boxes_their_lists_are_there_and_empty():
 
 def test_cocos_features_are_those_of_create_tfrecord():
     sample = Sample("000000000139.jpg", JPEGS[0], boxes=BOXES, id=139)
-    features = features_of(TFRecordEncoder("detect", CLASSES, 1), sample)
+    features = features_of("detect", sample)
     edges = features.pop("image/object/bbox")
     assert edges.kind == "float"
     assert [shorten(edge) for edge in edges.values] == [0.25, 0.125, 0.75, 0.5, 0.1, 0.2, 0.3, 0.4]
@@ -94,57 +85,29 @@ def test_cocos_features_are_those_of_create_tfrecord():
 def test_areas_are_written_in_pixels_where_one_is_known_and_read_again(tmp_path: Path):
     boxes = (BOXES[0]._replace(area=0.0625), BOXES[1])
     sample = Sample("a.jpg", JPEGS[0], boxes=boxes, id=1)
-    features = features_of(TFRecordEncoder("detect", CLASSES, 1), sample)
+    features = features_of("detect", sample)
     assert features["image/object/area"].values == pytest.approx([0.0625 * SIDE**2, 0.2 * 0.2 * SIDE**2])
     read = read_features(tmp_path / "x.tfrecord", features)
     assert [box.area for box in read.boxes] == pytest.approx([0.0625, 0.04])
     assert read.boxes[0] == boxes[0]
 
 
-@pytest.mark.parametrize(
-    ("areas", "image", "told"),
-    [
-        ((-1.0, 256.0), JPEGS[0], [None, 0.25]),
-        ((), JPEGS[0], [None, None]),
-        ((3.0, 4.0), b"torn", [None, None]),
-    ],
-)
-def test_the_object_detection_apis_areas_are_read(tmp_path: Path, areas: Any, image: bytes, told: list[float | None]):
-    features = {**DETECTION_API, "image/object/area": float_feature(*areas), "image/encoded": bytes_feature(image)}
-    assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
-
-
-@pytest.mark.parametrize(
-    ("encoder", "sample"),
-    [
-        (classify(), Sample("x.jpg", JPEGS[0], 2)),
-        (TFRecordEncoder("detect", CLASSES, 1), Sample("x.jpg", JPEGS[0], boxes=(Box(-1, 0, 0, 1, 1),))),
-        (TFRecordEncoder("detect", (), 1), Sample("x.jpg", JPEGS[0], boxes=(Box(0, 0, 0, 1, 1),))),
-    ],
-)
-def test_a_label_that_no_class_has_is_told(encoder: TFRecordEncoder, sample: Sample):
-    with pytest.raises(DataError, match=r"label -?\d, but there are [02] classes"):
-        encoder.encode(sample, 0, look(sample.image))
-
-
-def test_the_index_is_that_of_tfrecord2idx_and_has_its_place(tmp_path: Path):
-    spans = write_shard(tmp_path / "train-00000-of-00001", classify(), to_classify(3))
-    text = (tmp_path / "idx/train-00000-of-00001.idx").read_text()
-    assert text == "".join(f"{span.offset} {span.size}\n" for span in spans)
-    assert classify().sidecars(Shard("train", "train-00000-of-01024", 0, 1)) == ("idx/train-00000-of-01024.idx",)
-    assert classify().sidecars(Shard("train", "train.0_of_4.tfrecord", 0, 1)) == ("train.0_of_4.idx",)
+def test_the_object_detection_apis_areas_are_read(tmp_path: Path):
+    none = [None, None]
+    for areas, image, told in [((-1, 256), JPEGS[0], [None, 0.25]), ((), JPEGS[0], none), ((3, 4), b"torn", none)]:
+        features = {**DETECTION_API, "image/object/area": float_feature(*areas), "image/encoded": bytes_feature(image)}
+        assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
 
 
 @pytest.mark.parametrize("place", ["idx/x.tfrecord.idx", "x.tfrecord.idx", "x.idx"])
-def test_an_index_is_used_wherever_people_put_it(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch):
-    spans = write_shard(tmp_path / "x.tfrecord", classify(), to_classify(3))
-    (tmp_path / "x.idx").unlink()
+def test_the_index_is_that_of_tfrecord2idx_and_used_wherever_people_put_it(tmp_path: Path, place: str, monkeypatch):
+    spans = write_shard(tmp_path / "x.tfrecord", make_encoder("tfrecord"), to_classify(3))
+    assert (tmp_path / "x.idx").read_text() == "".join(f"{span.offset} {span.size}\n" for span in spans)
     (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text("".join(f"{span.offset} {span.size}\n" for span in spans))
-    shard = TFRecordShard(tmp_path / "x.tfrecord")
-    monkeypatch.setattr(TFRecordFile, "spans", lambda *_: pytest.fail("walked through the file"))
-    assert shard.offsets().tolist() == [span.offset for span in spans]
-    shard.close()
+    (tmp_path / "x.idx").rename(tmp_path / place)
+    with closing(TFRecordShard(tmp_path / "x.tfrecord")) as shard:
+        monkeypatch.setattr(TFRecordFile, "spans", lambda *_: pytest.fail("walked through the file"))
+        assert shard.offsets().tolist() == [span.offset for span in spans]
 
 
 SLIM = {
@@ -159,7 +122,7 @@ SLIM = {
 def test_tf_slims_labels_begin_at_0(tmp_path: Path):
     sample = read_features(tmp_path / "x.tfrecord", SLIM)
     assert (sample.label, sample.name, sample.image) == (0, "x.tfrecord-0.jpg", JPEGS[0])
-    assert glance_features(tmp_path / "x.tfrecord", SLIM) == [(0, ClassName(""))]
+    assert read_features(tmp_path / "x.tfrecord", SLIM, "glance").labels == [(0, ClassName(""))]
 
 
 DETECTION_API = {
@@ -180,8 +143,8 @@ def test_the_object_detection_apis_boxes_are_read(tmp_path: Path):
     assert (sample.name, sample.label) == ("street.jpg", None)
     assert sample.boxes == (Box(3, 0.1, 0.3, 0.2, 0.4), Box(1, 0.5, 0.0, 0.75, 1.0))
     for odd in ({}, {"image/object/name": int64_feature(1, 2)}):  # names that are no text are passed over
-        told = glance_features(tmp_path / "x.tfrecord", {**DETECTION_API, **odd})
-        assert told == [(3, ClassName("zebra ü")), (1, ClassName("cat"))]
+        glance = read_features(tmp_path / "x.tfrecord", {**DETECTION_API, **odd}, "glance")
+        assert glance.labels == [(3, ClassName("zebra ü")), (1, ClassName("cat"))]
 
 
 @pytest.mark.parametrize(
@@ -189,13 +152,8 @@ def test_the_object_detection_apis_boxes_are_read(tmp_path: Path):
     [
         (bytes_feature(b"12"), 12),
         (float_feature(3.0), 3),
-        (float_feature(3.5), None),
-        (float_feature(float("nan")), None),
-        (float_feature(float("inf")), None),
-        (bytes_feature(b""), None),
-        (int64_feature(1, 2), None),
-        (int64_feature(), None),
-        (int64_feature(-1), None),
+        *((float_feature(number), None) for number in (3.5, float("nan"), float("inf"))),
+        *((feature, None) for feature in (bytes_feature(b""), int64_feature(1, 2), int64_feature(), int64_feature(-1))),
     ],
 )
 def test_labels_in_other_forms(tmp_path: Path, label: Feature, read: int | None):
@@ -228,9 +186,7 @@ def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, changes: dic
     before = frame(encode_example(SLIM))
     path = tmp_path / "x.tfrecord"
     path.write_bytes(before + frame(encode_example({**SLIM, **changes})))
-    shard = TFRecordShard(path)
-    with pytest.raises(DataError) as caught:
+    with closing(TFRecordShard(path)) as shard, pytest.raises(DataError) as caught:
         shard.read(len(before))
     assert caught.value.message.startswith(f"{path}, record at byte {len(before)}: ")
     assert told in caught.value.message
-    shard.close()
