@@ -113,14 +113,16 @@ def test_numbers_out_of_range_are_refused(changes: dict, why: str):
 
 def test_provide_stored_waits_for_another_process_and_continues_where_that_was_ended(tmp_path: Path, monkeypatch):
     config = make_config(data__generated_train=40, data__generated_val=8)
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot write .*/file"):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    target = find_stored(config).target
+    lock = target.with_name(f"{target.name}.lock")
+    lock.mkdir(parents=True)  # a cache that cannot be written
+    with pytest.raises(DataError, match=f"cannot write {lock}"):
         next(provide_stored(config, 1))
-    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path / "cache"))
+    lock.rmdir()
     first, second = (provide_stored(config, 1) for _ in range(2))
     next(first)
     assert next(second).phase == "waiting for another process"
     first.close()
     assert list(second)
-    assert read_manifest(find_stored(config).target) is not None
+    assert read_manifest(target) is not None
