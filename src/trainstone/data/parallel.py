@@ -34,6 +34,10 @@ class Progress(NamedTuple):
     written_bytes: int = 0
 
 
+class BusyError(DataError):
+    """Another process holds the lock."""
+
+
 @contextmanager
 def lock_file(path: Path, written: Path) -> Iterator[None]:
     """Hold a lock against a second process that writes the same; the file of the lock stays."""
@@ -42,7 +46,7 @@ def lock_file(path: Path, written: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as err:
-        raise DataError(f"{written} is being written by another process", hint="let it end") from err
+        raise BusyError(f"{written} is being written by another process", hint="let it end") from err
     finally:
         os.close(descriptor)
 

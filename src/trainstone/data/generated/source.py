@@ -7,6 +7,7 @@ A canvas is float32, 3 x height x width (numpy works along long rows), 0 to 255;
 
 import colorsys
 import math
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,12 +22,12 @@ import numpy.typing as npt
 
 from trainstone.config.schema import Config
 from trainstone.data.manifest import Storage, read_manifest
-from trainstone.data.parallel import Progress
+from trainstone.data.parallel import BusyError, Progress, lock_file
 from trainstone.data.picture.decode import encode_jpeg
 from trainstone.data.plan import Plan, make_plan
 from trainstone.data.prepare import prepare
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split, make_box
-from trainstone.errors import ConfigError
+from trainstone.errors import ConfigError, DataError
 from trainstone.files import cache_folder
 from trainstone.machine.ranks import ALONE
 
@@ -540,7 +541,16 @@ def find_stored(config: Config) -> Stored:
 
 
 def provide_stored(config: Config, workers: int) -> Iterator[Progress]:
-    """Make a recipe's generated set where it is not there yet."""
+    """Make a recipe's generated set where it is not there yet; while another process makes it, wait for that."""
     stored = find_stored(config)
-    if read_manifest(stored.target) is None:
-        yield from prepare(stored.plan, stored.target, ALONE, workers)
+    lock = stored.target.with_name(f"{stored.target.name}.lock")
+    while read_manifest(stored.target) is None:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with lock_file(lock, stored.target):
+                yield from prepare(stored.plan, stored.target, ALONE, workers)
+        except BusyError:
+            yield Progress("waiting for another process", 0, None, "pictures")
+            time.sleep(0.2)
+        except OSError as err:
+            raise DataError(f"cannot write {err.filename or lock}: {err.strerror}") from err

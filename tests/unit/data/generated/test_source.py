@@ -1,14 +1,17 @@
 """Generated pictures: the same each time, sound, balanced, with boxes that fit."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainstone.data.generated.source import Drawn, GeneratedSource, box_of, may_cover
+from small_training import make_config
+from trainstone.data.generated.source import Drawn, GeneratedSource, box_of, find_stored, may_cover, provide_stored
+from trainstone.data.manifest import read_manifest
 from trainstone.data.picture.decode import decode_strict
 from trainstone.data.picture.look import look
-from trainstone.errors import ConfigError
+from trainstone.errors import ConfigError, DataError
 
 
 def test_a_picture_follows_from_its_numbers_alone():
@@ -106,3 +109,20 @@ def test_numbers_out_of_range_are_refused(changes: dict, why: str):
     for index in (-1, 10):
         with pytest.raises(IndexError):
             GeneratedSource("classify", "train", 10).read(index)
+
+
+def test_provide_stored_waits_for_another_process_and_continues_where_that_was_ended(tmp_path: Path, monkeypatch):
+    config = make_config(data__generated_train=40, data__generated_val=8)
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    target = find_stored(config).target
+    lock = target.with_name(f"{target.name}.lock")
+    lock.mkdir(parents=True)  # a cache that cannot be written
+    with pytest.raises(DataError, match=f"cannot write {lock}"):
+        next(provide_stored(config, 1))
+    lock.rmdir()
+    first, second = (provide_stored(config, 1) for _ in range(2))
+    next(first)
+    assert next(second).phase == "waiting for another process"
+    first.close()
+    assert list(second)
+    assert read_manifest(target) is not None
