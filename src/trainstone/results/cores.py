@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from trainstone.errors import DataError
 from trainstone.formats.ncu import NcuFile
 from trainstone.results.profiled import PIPES, CoreUse
+from trainstone.results.verdicts import describe_counters
 from trainstone.text import printable
-from trainstone.units import format_count
 
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 # By pipe, best first: the name that TBD's coreutil.py asks for, then those of other architectures and versions of ncu
@@ -47,10 +47,7 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
     weighed = [kernel for kernel in file.kernels if cycles in kernel.metrics and kernel.metrics[cycles].value > 0]
     if not weighed:
         raise DataError(f"{file.name}: no kernel has any cycles ({' or '.join(CYCLE_METRICS)})", hint=HINT)
-    told = []
-    if skipped := len(file.kernels) - len(weighed):
-        told.append(f"{format_count(skipped, 'kernel')} of {len(file.kernels)} without {cycles} left out")
-    percents = {}
+    percents, taken = {}, dict[str, tuple[str | None, int]]()
     for pipe in PIPES:
         # One metric counts for all kernels, so that two measures are never mixed: the first that most of them have.
         accepted = [f"{name}{PERCENT}" for name in PIPE_METRICS[pipe]]
@@ -62,10 +59,7 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
         percents[pipe] = math.fsum(weight * value for weight, value in pairs) / math.fsum(weight for weight, _ in pairs)
         if not 0 <= percents[pipe] <= MAX_PERCENT:
             raise DataError(f"{file.name}: {percents[pipe]:g} % of the peak of pipe {pipe}", hint=HINT)
-        if chosen != accepted[0]:
-            told.append(f"{pipe} is {chosen}")
-        if len(pairs) < len(weighed):
-            told.append(f"{pipe} was measured of {len(pairs)} of {len(weighed)} kernels: the mean is theirs")
+        taken[pipe] = None if chosen == accepted[0] else chosen, len(pairs)
     if not percents:
         seen = sorted({name for kernel in file.kernels for name in kernel.metrics})
         shown = printable(", ".join(seen[:3]))
@@ -75,6 +69,6 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
         kernels=len(weighed),
         processes=len({(kernel.process, kernel.run) for kernel in file.kernels}),
         cycles=math.fsum(kernel.metrics[cycles].value for kernel in weighed),
-        told=told,
+        told=describe_counters(len(file.kernels), len(weighed), cycles, taken),
         file=file.name,
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainstone.errors import DataError, MachineError
 from trainstone.results.quality import QualityTable
-from trainstone.units import format_count
+from trainstone.results.verdicts import describe_box_tables
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -247,21 +247,13 @@ def list_tables(scores: BoxScores, class_names: Sequence[str]) -> list[QualityTa
         name = class_names[one.label] if one.label < len(class_names) else f"class {one.label}"
         averages = _round(one.average_precision), _round(one.average_precision_50)
         rows["ap-by-class"].append([name, *averages, one.num_true])
-    counted = f"{format_count(scores.num_pictures, 'picture')} with {scores.num_true:,} true and {scores.num_found:,}"
-    notes = {
-        "coco": f"{counted} found boxes; counted by {scores.evaluator}.",
-        "precision-recall": "Mean of all classes that have true boxes. A found box is right if its overlap with a true "
-        "one of its class (intersection over union) is at least what the line is called. The area below a line is its "
-        "average precision.",
-        "ap-by-size": "Size: the thing's own area, in pixels of its picture. "
-        f"Recall: of at most {MOST_FOUND} found boxes a picture and class.",
-        "ap-by-class": "AP: mean of the overlaps 0.50 to 0.95. AP50: overlap 0.50.",
-    }
-    if len(scores.metrics) < len(METRICS):
-        notes["coco"] += " Without a value: no true box of that size."
-    if len(shown) < len(scores.classes):
-        most = f"the {MOST_CLASSES} of {len(scores.classes)} classes with the most true boxes"
-        notes["ap-by-class"] += f" Shown are {most}."
+    notes = describe_box_tables(
+        (scores.num_pictures, scores.num_true, scores.num_found),
+        scores.evaluator,
+        all_sizes=len(scores.metrics) == len(METRICS),
+        most_found=MOST_FOUND,
+        classes=(len(shown), len(scores.classes)),
+    )
     return [
         QualityTable(name=name, title=title, drawn=drawn, columns=columns, rows=rows[name], note=notes[name])
         for name, (title, drawn, columns) in TABLES.items()

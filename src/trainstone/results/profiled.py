@@ -1,4 +1,4 @@
-"""What a profile says: the records of result.json's `timeline`, mean parts of a step, and every sentence about it."""
+"""What a profile says: the records of result.json's `timeline`, mean parts of a step, names of operators."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from trainstone.results.record import Count, Record, Seconds
 from trainstone.text import printable
-from trainstone.units import format_percent, format_seconds, format_share
+from trainstone.units import format_percent, format_seconds
 
 Lane = Literal["thread", "stream"]
 Bound = Literal["compute", "memory"]
@@ -39,19 +39,6 @@ BESIDE = {
 """What lies across the parts."""
 
 MIN_SHARE = 0.0005  # a smaller part of a step is not worth a word
-IDLE = {
-    "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
-    "engine.cuda_graphs help)",
-    "data_wait": "waiting for data",
-    "synchronisation": "synchronising (the host waits for the device before it gives out more)",
-    "host": "Python between operators",
-    "unaccounted": "not accounted for",
-}
-BETWEEN = {"host": "is Python between them", "data_wait": "is waiting for data", "unaccounted": "is not accounted for"}
-LONG_SHARE = 0.05  # operators that take less of the step have no sentence
-MOST_SENTENCES = 5
-NAME_LENGTH = 40
-FAR_FROM_ROOF = 0.3  # what is so far below its roof is bound by neither: by threads, caches, latency, overhead
 
 PLAIN_NAMES = {
     "convolution": "convolution",
@@ -234,61 +221,14 @@ def shorten(text: str, most: int) -> str:
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
-def describe_steps(steps: Sequence[StepParts], *, on_device: bool) -> list[str]:
-    runs = f"Operators run for {format_percent(share_of(steps, 'kernel_running'))} of the step"
-    busy = share_of(steps, "busy")
-    causes = [
-        f"{format_share(share)} {words}"
-        for part, words in (IDLE if on_device else BETWEEN).items()
-        if (share := share_of(steps, part)) > MIN_SHARE
-    ]
-    if not on_device:
-        sentences = ["; ".join([runs, *causes]) + "."]
-    elif 1 - busy > MIN_SHARE and causes:
-        sentences = [f"The device is idle for {format_share(1 - busy)} of the step: {', '.join(causes)}."]
-    else:
-        sentences = [f"The device is busy for {format_percent(busy)} of the step."]
-    if (total := share_of(steps, "communication_total")) > MIN_SHARE:
-        hidden, exposed = share_of(steps, "overlap") / total, share_of(steps, "communication")
-        rest = f"; the rest takes {format_share(exposed)} of the step" if exposed > MIN_SHARE else ""
-        sentences.append(f"{format_percent(hidden, 0)} of communication is hidden behind compute{rest}.")
-    return sentences
-
-
 def share_of(steps: Sequence[StepParts], part: str) -> float:
     taken = sum(getattr(step, f"{part}_seconds") for step in steps)
     return float(taken / sum(step.seconds for step in steps))
 
 
-def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
-    """Say how near to their roofs the operators are that take most of the step, and what all would take there."""
-    longest = [point for point in operators if point.seconds >= LONG_SHARE * step_seconds][:MOST_SENTENCES]
-    spent = sum(point.seconds for point in operators)
-    # What is above its roof, by caches, would not get slower: it is taken as it is.
-    ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
-    told = []
-    for point in longest:
-        reached, name = point.share_of_bound, shorten(name_plainly(point.operator), NAME_LENGTH)
-        roof = "peak" if point.bound == "compute" else "memory bandwidth"
-        if "::" not in name:  # names of a trace keep their spelling
-            name = name[:1].upper() + name[1:]
-        only = "only " if reached < FAR_FROM_ROOF else ""
-        speed = f"reaches {only}{_percent(reached)} of the measured {roof}"
-        if reached > 1:
-            speed = f"works at {reached:.3g} times the measured {roof}: caches or a cheaper algorithm explain it, or "
-            speed += "the roof was measured too low"
-        told.append(f"{name} takes {_percent(point.seconds / step_seconds)} of the step and {speed}.")
-    judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
-    return [*told, f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."]
-
-
 def name_plainly(name: str) -> str:
     space, _, bare = name.partition("::")
     return PLAIN_NAMES.get(bare, name) if space == "aten" else name
-
-
-def _percent(share: float) -> str:
-    return format_percent(share, 0 if share >= 0.0995 else 1)
 
 
 def _mean(steps: list[StepParts], field: str) -> float:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from trainstone.results.profiled import RooflineChart, RooflinePoint, describe_roofline
+from trainstone.results.profiled import RooflineChart, RooflinePoint
 from trainstone.results.timeline import OperatorCalls
+from trainstone.results.verdicts import describe_roofline
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]

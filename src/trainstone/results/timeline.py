@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from trainstone.errors import DataError
 from trainstone.formats.kineto import Kind, Trace, read_trace
-from trainstone.results import profiled
-from trainstone.results.profiled import KernelTime, LaneTime, OperatorTime, StepParts, Timeline
+from trainstone.results.profiled import KernelTime, LaneTime, OperatorTime, StepParts, Timeline, share_of
+from trainstone.results.verdicts import describe_trace
 from trainstone.text import printable
-from trainstone.units import format_count
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -444,27 +443,24 @@ def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:
     total_ns = float((view.ends - view.starts).sum())
     seen = {view.trace.names[name] for name in set(view.trace.name[view.trace.kind == Kind.CALL].tolist())}
     makers = (maker for maker, prefixes in DRIVERS.items() if any(name.startswith(prefixes) for name in seen))
-    told = profiled.describe_steps(steps, on_device=view.device is not None)
-    if not view.marked:
-        told.append("The trace has no marks of steps (ProfilerStep#), so all of it counts as one.")
-    if not len(view.marks(PASS).starts) and profiled.share_of(steps, "unaccounted") > profiled.MIN_SHARE:
-        python = "Python between operators is in what is not accounted for"
-        told.append(f"It has no marks of forward and backward: {python}.")
-    if len(view.devices) > 1:
-        others = format_count(len(view.devices) - 1, "other device")
-        told.append(f"Judged is device {view.device}, which works most; {others} in the trace, too.")
     timeline = Timeline(
         trace=path.name,
         device="cpu" if view.device is None else next(makers, "cuda"),
         rank=view.trace.rank,
         steps=steps,
         # Rounding may make the whole a little more.
-        compute_utilisation=min(1.0, profiled.share_of(steps, "kernel_running")),
-        accounted_share=1 - min(1.0, profiled.share_of(steps, "unaccounted")),
+        compute_utilisation=min(1.0, share_of(steps, "kernel_running")),
+        accounted_share=1 - min(1.0, share_of(steps, "unaccounted")),
         operators=list_operators(view, calling, total_ns),
         kernels=[] if view.device is None else list_kernels(view, total_ns),
         lanes=list_lanes(view),
-        told=told,
+        told=describe_trace(
+            steps,
+            device=view.device,
+            marked=view.marked,
+            has_phases=len(view.marks(PASS).starts) > 0,
+            num_devices=len(view.devices),
+        ),
         events=view.trace.num_events,
     )
     return TraceReport(timeline, count_calls(view, calling))

@@ -1,17 +1,20 @@
-"""Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out."""
+"""Every sentence that result.json holds but for findings: verdicts, and what a sweep, a profile or a table means.
+
+Pure: numbers in, text out. Findings are made beside what they judge (results/checks.py).
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from trainstone import units
 from trainstone.machine.health import Noise
 from trainstone.results import feeding as fed
-from trainstone.results import learning, schema
+from trainstone.results import learning, profiled, schema
 from trainstone.results import sweep as swept
 from trainstone.results.anchors import describe_share, is_published
 from trainstone.results.feeding import Feeding
-from trainstone.results.profiled import Timeline
+from trainstone.results.profiled import RooflinePoint, StepParts, Timeline
 from trainstone.results.quality import Evaluation, Quality, Repeated
 from trainstone.results.summary import describe_interval, describe_rate
 from trainstone.results.sweep import Knee, StepFit, Sweep, SweepRow
@@ -19,6 +22,19 @@ from trainstone.results.sweep import Knee, StepFit, Sweep, SweepRow
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
 JUDGEMENTS: tuple[schema.Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
+IDLE = {
+    "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
+    "engine.cuda_graphs help)",
+    "data_wait": "waiting for data",
+    "synchronisation": "synchronising (the host waits for the device before it gives out more)",
+    "host": "Python between operators",
+    "unaccounted": "not accounted for",
+}
+BETWEEN = {"host": "is Python between them", "data_wait": "is waiting for data", "unaccounted": "is not accounted for"}
+LONG_SHARE = 0.05  # operators that take less of the step have no sentence
+MOST_SENTENCES = 5
+NAME_LENGTH = 40
+FAR_FROM_ROOF = 0.3  # what is so far below its roof is bound by neither: by threads, caches, latency, overhead
 
 
 def write_verdict(
@@ -273,3 +289,95 @@ def _explain_choice(sweep: Sweep, points: Sequence[SweepRow]) -> Iterator[str]:
 
 def join_labels(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
     return ", ".join(swept.label_row(sweep, row) for row in rows)
+
+
+def describe_trace(
+    steps: Sequence[StepParts], *, device: str | None, marked: bool, has_phases: bool, num_devices: int
+) -> list[str]:
+    """Say how busy the judged device is, or a CPU (None), what its gaps come from, and what the trace lacks."""
+    runs = f"Operators run for {units.format_percent(profiled.share_of(steps, 'kernel_running'))} of the step"
+    busy = profiled.share_of(steps, "busy")
+    causes = [
+        f"{units.format_share(share)} {words}"
+        for part, words in (IDLE if device is not None else BETWEEN).items()
+        if (share := profiled.share_of(steps, part)) > profiled.MIN_SHARE
+    ]
+    if device is None:
+        sentences = ["; ".join([runs, *causes]) + "."]
+    elif 1 - busy > profiled.MIN_SHARE and causes:
+        sentences = [f"The device is idle for {units.format_share(1 - busy)} of the step: {', '.join(causes)}."]
+    else:
+        sentences = [f"The device is busy for {units.format_percent(busy)} of the step."]
+    if (total := profiled.share_of(steps, "communication_total")) > profiled.MIN_SHARE:
+        hidden, exposed = profiled.share_of(steps, "overlap") / total, profiled.share_of(steps, "communication")
+        rest = f"; the rest takes {units.format_share(exposed)} of the step" if exposed > profiled.MIN_SHARE else ""
+        sentences.append(f"{units.format_percent(hidden, 0)} of communication is hidden behind compute{rest}.")
+    if not marked:
+        sentences.append("The trace has no marks of steps (ProfilerStep#), so all of it counts as one.")
+    if not has_phases and profiled.share_of(steps, "unaccounted") > profiled.MIN_SHARE:
+        python = "Python between operators is in what is not accounted for"
+        sentences.append(f"It has no marks of forward and backward: {python}.")
+    if num_devices > 1:
+        others = units.format_count(num_devices - 1, "other device")
+        sentences.append(f"Judged is device {device}, which works most; {others} in the trace, too.")
+    return sentences
+
+
+def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
+    """Say how near to their roofs the operators are that take most of the step, and what all would take there."""
+    longest = [point for point in operators if point.seconds >= LONG_SHARE * step_seconds][:MOST_SENTENCES]
+    spent = sum(point.seconds for point in operators)
+    # What is above its roof, by caches, would not get slower: it is taken as it is.
+    ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
+    told = []
+    for point in longest:
+        reached, name = point.share_of_bound, profiled.shorten(profiled.name_plainly(point.operator), NAME_LENGTH)
+        roof = "peak" if point.bound == "compute" else "memory bandwidth"
+        if "::" not in name:  # names of a trace keep their spelling
+            name = name[:1].upper() + name[1:]
+        only = "only " if reached < FAR_FROM_ROOF else ""
+        speed = f"reaches {only}{_percent(reached)} of the measured {roof}"
+        if reached > 1:
+            speed = f"works at {reached:.3g} times the measured {roof}: caches or a cheaper algorithm explain it, or "
+            speed += "the roof was measured too low"
+        told.append(f"{name} takes {_percent(point.seconds / step_seconds)} of the step and {speed}.")
+    judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
+    return [*told, f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."]
+
+
+def describe_counters(
+    num_kernels: int, num_weighed: int, cycles: str, taken: Mapping[str, tuple[str | None, int]]
+) -> list[str]:
+    """Say what ncu's file lacks; `taken` has each pipe's metric, if it is not the usual one, and its kernels."""
+    told = []
+    if skipped := num_kernels - num_weighed:
+        told.append(f"{units.format_count(skipped, 'kernel')} of {num_kernels} without {cycles} left out")
+    for pipe, (metric, measured) in taken.items():
+        if metric is not None:
+            told.append(f"{pipe} is {metric}")
+        if measured < num_weighed:
+            told.append(f"{pipe} was measured of {measured} of {num_weighed} kernels: the mean is theirs")
+    return told
+
+
+def describe_box_tables(
+    counted: tuple[int, int, int], evaluator: str, *, all_sizes: bool, most_found: int, classes: tuple[int, int]
+) -> dict[str, str]:
+    """Return the notes of a detector's tables; `counted`: pictures, true and found boxes; `classes`: shown and all."""
+    pictures, num_true, num_found = counted
+    what = f"{units.format_count(pictures, 'picture')} with {num_true:,} true and {num_found:,} found boxes"
+    shown = f" Shown are the {classes[0]} of {classes[1]} classes with the most true boxes."
+    return {
+        "coco": f"{what}; counted by {evaluator}."
+        + ("" if all_sizes else " Without a value: no true box of that size."),
+        "precision-recall": "Mean of all classes that have true boxes. A found box is right if its overlap with a true "
+        "one of its class (intersection over union) is at least what the line is called. The area below a line is its "
+        "average precision.",
+        "ap-by-size": "Size: the thing's own area, in pixels of its picture. "
+        f"Recall: of at most {most_found} found boxes a picture and class.",
+        "ap-by-class": "AP: mean of the overlaps 0.50 to 0.95. AP50: overlap 0.50." + shown * (classes[0] < classes[1]),
+    }
+
+
+def _percent(share: float) -> str:
+    return units.format_percent(share, 0 if share >= 0.0995 else 1)

@@ -190,7 +190,7 @@ def make_runs(folder: Path, golden_run: Path, number: int) -> Path:
 
 
 def index_of(folder: Path) -> Page:
-    return build_index(find_runs(folder), folder)[0]
+    return build_index(find_runs(folder), folder.parent)[0]
 
 
 def test_index_has_newest_first_with_numbers_to_sort_by_and_links_to_pages(golden, tmp_path: Path):
@@ -200,7 +200,7 @@ def test_index_has_newest_first_with_numbers_to_sort_by_and_links_to_pages(golde
     assert page.verdict == "4 runs of 1 recipe on 2 machines"
     (table,) = page.sections[0].blocks
     assert [row[0] for row in table.rows] == ["run-3", "run-2", "run-1", "run-0"]
-    assert list(table.links) == [*(f"run-{n}/result.json" for n in (3, 2, 1)), "run-0/report.html"]
+    assert list(table.links) == [*(f"runs/run-{n}/result.json" for n in (3, 2, 1)), "runs/run-0/report.html"]
     rate = list(table.columns).index("images/s")
     assert [float(key[rate]) for key in table.keys] == sorted((float(key[rate]) for key in table.keys), reverse=True)
 

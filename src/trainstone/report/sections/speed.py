@@ -25,12 +25,8 @@ TELEMETRY = {"clock_mhz": "clock (MHz)", "power_watts": "power (W)", "temp_celsi
 
 
 def build_headline(view: RunView) -> Section | None:
-    result, quality, throughput, used = (
-        view.result,
-        view.result.quality,
-        view.result.throughput,
-        view.result.utilisation,
-    )
+    result, quality = view.result, view.result.quality
+    throughput, used = result.throughput, result.utilisation
     if throughput is None and quality is None:
         return None
     tiles, lead, title = [], "", "Throughput"
@@ -114,11 +110,8 @@ def build_distribution(view: RunView) -> Section | None:
     title, median = "Distribution of step times", format_seconds(found.median)
     told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {median}."
     which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
-    drawn, lead = (
-        figure("distribution", title, told, layers, height=200),
-        f"Half of the {which} took less than {median}.",
-    )
-    return Section("distribution", title, [drawn, Facts(facts)], lead)
+    drawn = figure("distribution", title, told, layers, height=200)
+    return Section("distribution", title, [drawn, Facts(facts)], f"Half of the {which} took less than {median}.")
 
 
 def build_phases(view: RunView) -> Section | None:

@@ -24,6 +24,7 @@ KEYS = (
 IN_TIME = "eval_accuracy before run_stop"
 MOST_EVENTS = 100_000
 OWN = "trainstone/"  # how the file that writes our lines begins; others name none, or theirs
+FORM = re.compile(r":::(MLLOG |MLL |MLPv)")
 FORMS = {"MLLOG ": "0.7", "MLL ": "0.6", "MLPv": "0.5"}  # which line form: :::MLLOG came with 0.7 and stayed
 Events = Mapping[str, Sequence[Event]]  # by their key
 
@@ -129,8 +130,8 @@ def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
 
 def read_logged(path: Path) -> LoggedRun:
     name = printable(str(path))
-    forms = (re.search(r":::(MLLOG |MLL |MLPv)", line) for _, line in read_lines(path))
-    form = next((FORMS[found[1]] for found in forms if found), None)
+    # Nothing keeps the generator, so that an error, which keeps this frame, does not keep the file open.
+    form = next((FORMS[found[1]] for _, line in read_lines(path) if (found := FORM.search(line))), None)
     if form is None:
         raise DataError(f"{name}: no MLPerf log line in it", hint=HINT)
     events, namespace = _gather(path)

@@ -117,8 +117,11 @@ def test_read_logged_ignores_values_of_another_type_and_keeps_hostile_text(tmp_p
     ],
 )
 def test_read_logged_refuses_what_is_not_one_run(tmp_path, events, message):
-    with pytest.raises(DataError, match=message):
-        read_logged(write_log(tmp_path / "log", *events))
+    log, num_open = write_log(tmp_path / "log", *events), len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(DataError, match=message) as caught:
+        read_logged(log)
+    assert caught.type is DataError
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open  # the error, which is kept, keeps no file open
 
 
 def make_events(*given: tuple[float, str, object, object]) -> dict[str, list[Event]]:
