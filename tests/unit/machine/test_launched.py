@@ -1,4 +1,7 @@
+"""How a rank of a launch ends: signals, exit codes, the failures that it leaves."""
+
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import launched
 from trainstone.machine.launched import begin_attempt, leave_failure, read_code, read_failures, settle_code
+from trainstone.machine.signals import StopSignals
 
 
 @pytest.fixture
@@ -80,3 +84,17 @@ def test_a_signal_while_torch_is_loading_is_an_orderly_end(run: Path, tmp_path: 
     ended = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False)
     assert ended.returncode == 0
     assert read_code(run) == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_only_noted_and_a_second_ctrl_c_ends_at_once(number: signal.Signals):
+    before = signal.getsignal(number)
+    with StopSignals() as signals:
+        assert signals.received is None
+        os.kill(os.getpid(), number)
+        assert signals.received == number.name
+        if number == signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)  # no second Ctrl-C
+    assert signal.getsignal(number) is before

@@ -1,4 +1,4 @@
-"""Which rank this is, where ranks meet and which cores each takes, as each launcher tells it."""
+"""Which rank this is, where ranks meet, by which interface, and which cores each takes, as each launcher tells it."""
 
 import os
 import zlib
@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from trainstone.errors import LaunchError
-from trainstone.machine import ranks
+from trainstone.machine import interfaces, ranks
+from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested, find_route
 from trainstone.machine.ranks import Meeting, Rank, bind_cores, list_step_hosts, read_meeting, read_rank, share_cores
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
@@ -140,3 +141,44 @@ def test_a_rank_takes_its_share_once_and_only_if_asked(monkeypatch: pytest.Monke
     monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu:")
     bind_cores(Rank(1, 7, 1))
     assert len(taken) == 1
+
+
+INTERFACES = [Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface("eth0", "fd00::1")]
+
+
+@pytest.fixture
+def made_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "list_interfaces", lambda: INTERFACES)
+    for name in (GLOO, NCCL):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_loopback_is_found_and_leads_to_this_host():
+    loopback = find_route("127.0.0.1")
+    assert loopback is not None
+    assert loopback.loopback
+    assert find_requested(loopback.name) == loopback
+    assert find_route("127.8.9.1") == loopback
+    assert find_route("no such host.invalid") is None
+
+
+@pytest.mark.usefixtures("made_interfaces")
+def test_the_recipe_is_believed_before_gloo_and_gloo_before_nccl(monkeypatch: pytest.MonkeyPatch):
+    assert find_requested(None) is None
+    monkeypatch.setenv(NCCL, "=eth0,eth1")
+    assert find_requested(None) == INTERFACES[1]
+    monkeypatch.setenv(NCCL, "^docker")
+    assert find_requested(None) is None
+    monkeypatch.setenv(GLOO, "lo")
+    assert find_requested(None) == INTERFACES[0]
+    assert find_requested("eth0") == INTERFACES[1]
+
+
+@pytest.mark.usefixtures("made_interfaces")
+def test_an_interface_that_is_not_there_or_has_no_address_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch):
+    present = r"there are: lo \(127\.0\.0\.1\), eth0 \(10\.0\.0\.1\), eth0 \(fd00::1\)"
+    with pytest.raises(LaunchError, match=rf"ib0 \(parallel.interface\) is not there; {present}"):
+        find_requested("ib0")
+    monkeypatch.setattr(interfaces.psutil, "net_if_addrs", lambda: {"ib0": []})
+    with pytest.raises(LaunchError, match=r"ib0 .* has no address or is down"):
+        find_requested("ib0")

@@ -1,10 +1,14 @@
+"""Memory that a process keeps, and clearing the page cache: never this machine's own."""
+
 import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from trainstone.machine import pagecache
 from trainstone.machine.allocator import KEEP_TUNABLES, describe_allocator, keeping_environment, keeps_memory
 
 
@@ -45,3 +49,19 @@ def test_small_memory_is_kept_without_a_restart():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     if platform.libc_ver()[0] == "glibc":
         assert int(done.stdout) > 25 << 20
+
+
+def test_clear_page_cache_forgets_pages_and_names_and_describes_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    switch = tmp_path / "drop_caches"
+    monkeypatch.setattr(pagecache, "SWITCH", switch)
+    monkeypatch.setattr(pagecache.os, "sync", lambda: None)
+    done, told, at_seconds = pagecache.clear_page_cache()
+    assert (done, told, switch.read_text()) == (True, "page cache cleared", "3")
+    assert at_seconds is not None
+    switch.unlink()
+    switch.mkdir()
+    cleared = pagecache.clear_page_cache()
+    assert not cleared.done
+    assert cleared.told.endswith(f"{switch}: Is a directory")
