@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flows import follow
-from ranks import run_ranks
+from nursery import run_ranks
 from small_training import assert_same, list_settings, make_config, read_learned, train_here
 from trainstone.config.load import load_config
 from trainstone.launch.ncu import add_cores

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from command import find_run
-from killing import kill_and_resume, start
-from launching import draw_steps, find_launched, finish, kill_at, start_launch, train_words
+from launching import draw_steps, find_launched, finish, kill_and_resume, kill_at, start, start_launch, train_words
 from nursery import Nursery
 from small_loaders import make_loader
 from small_sets import make_set
