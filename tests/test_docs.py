@@ -95,18 +95,13 @@ def test_readme_tree_is_the_folder():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
+def test_links_and_files_named_in_documents_lead_somewhere(document: Path):
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
         if not target.startswith(("http:", "https:")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_named_in_documents_exist(document: Path):
-    for name in re.findall(
-        r"`((?:cli|launch|report|train|workloads|measure|models|results|config|machine)/\w+\.\w+)`",
-        document.read_text(),
-    ):
+    folders = "cli|launch|report|train|workloads|measure|models|results|config|machine"
+    for name in re.findall(rf"`((?:{folders})/\w+\.\w+)`", text):
         assert (ROOT / "src/trainstone" / name).exists(), f"{document.name} names {name}"
 
 

@@ -130,7 +130,6 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def train_rank(folder: str) -> str:
     from trainstone.machine.ranks import read_rank
-    from trainstone.results.store import create_run
     from trainstone.train.to_target import run_train
 
     config = make_config(device="cuda", eval__target=1.0, parallel__compression="bf16", parallel__bn_ranks=2)
@@ -197,14 +196,9 @@ def test_kernels_fill_the_steps(tmp_path: Path, settings: list[str]):
     assert timeline.accounted_share > 0.97
     assert timeline.kernels
     assert (timeline.roofline is not None) == (not settings)
-
-
-def test_the_roofline_takes_the_devices_times(tmp_path: Path):
-    timeline = profile_here(tmp_path).timeline
-    assert timeline is not None
-    assert timeline.roofline is not None
-    assert timeline.roofline.covered_share > 0.5
-    assert all(point.share_of_bound < 3 for point in timeline.roofline.operators[:5])
+    if timeline.roofline is not None:  # it takes the device's times
+        assert timeline.roofline.covered_share > 0.5
+        assert all(point.share_of_bound < 3 for point in timeline.roofline.operators[:5])
 
 
 def test_phases_are_marked_for_an_outer_profiler(tmp_path: Path):

@@ -70,36 +70,23 @@ def test_a_conversion_keeps_everything(tmp_path: Path, monkeypatch, capsys):
     assert (told["manifest"]["storage"], told["manifest"]["first_label"]) == ("tfrecord", 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "shards"),
-    [
-        (None, {}),
-        ("16", {"train": 16}),
-        ("1024,128", {"train": 1024, "val": 128}),
-        (" 2 , 1 ", {"train": 2, "val": 1}),
-        ("99999", {"train": 99999}),
-    ],
-)
-def test_numbers_of_files(text: str | None, shards: dict[str, int]):
-    assert parse_shards(text, "wds") == shards
+def test_parse_shards_takes_one_number_or_two_and_refuses_the_rest():
+    assert parse_shards(None, "wds") == {}
+    for text, train in (("16", 16), ("99999", 99999)):
+        assert parse_shards(text, "wds") == {"train": train}
+    for text, train, val in (("1024,128", 1024, 128), (" 2 , 1 ", 2, 1)):
+        assert parse_shards(text, "wds") == {"train": train, "val": val}
+    for text in ("", "0", "-1", "1,2,3", "x", "1.5", "100000", ",", "1,", "²"):
+        with pytest.raises(ConfigError, match="a number, or two for training and validation") as caught:
+            parse_shards(text, "wds")
+        assert caught.value.hint == "--shards 1024,128"
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1,2,3", "x", "1.5", "100000", ",", "1,", "²"])
-def test_numbers_of_files_that_cannot_be(text: str):
-    with pytest.raises(ConfigError, match="a number, or two for training and validation") as caught:
-        parse_shards(text, "wds")
-    assert caught.value.hint == "--shards 1024,128"
-
-
-@pytest.mark.parametrize(("text", "size"), [("96", (96, 96)), ("300x200", (300, 200)), ("16X4096", (16, 4096))])
-def test_sizes(text: str, size: tuple[int, int]):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "15", "4097", "1x2x3", "300x", "x", "-300", "3e2"])
-def test_sizes_that_cannot_be(text: str):
-    with pytest.raises(ConfigError, match="pixels from 16 to 4096"):
-        parse_size(text)
+def test_parse_size_takes_one_side_or_two_and_refuses_the_rest():
+    assert [parse_size(text) for text in ("96", "300x200", "16X4096")] == [(96, 96), (300, 200), (16, 4096)]
+    for text in ("", "15", "4097", "1x2x3", "300x", "x", "-300", "3e2"):
+        with pytest.raises(ConfigError, match="pixels from 16 to 4096"):
+            parse_size(text)
 
 
 @pytest.mark.parametrize("target", ["source", "source/below", "source/a/b", "link/x"])
@@ -218,11 +205,6 @@ def test_a_set_with_boxes_and_bad_pictures(capsys):
     assert "page  set.html" in out
 
 
-@pytest.fixture(autouse=True)
-def without_proxies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     torch.save(build_resnet(34, num_classes=5, width=16).state_dict(), tmp_path / "a.pth")
@@ -291,22 +273,21 @@ def test_a_source_is_fetched_checked_and_kept(source: Path, tmp_path: Path, monk
     site = Site()
     site.files = {f"models/{name}": data}
     target = tmp_path / "new" / "b.pickle"
+    monkeypatch.setenv("no_proxy", "*")
     with serve(site) as mirror:
-        assert run(monkeypatch, "weights", "convert", f"{mirror}/models/{name}", target, "--json", "-q") == 0
+        address = f"{mirror}/models/{name}"
+        assert run(monkeypatch, "weights", "convert", address, target, "--json", "-q") == 0
         told = json.loads(capsys.readouterr().out)
         assert told["source"] == str(tmp_path / "new" / name)
         assert sorted(path.name for path in target.parent.iterdir()) == ["b.pickle", name]
-        assert (
-            run(monkeypatch, "weights", "convert", f"{mirror}/models/{name}", target.with_suffix(".safetensors"), "-q")
-            == 0
-        )
+        assert run(monkeypatch, "weights", "convert", address, target.with_suffix(".safetensors"), "-q") == 0
         assert len(site.asked) == 1  # it was there
         # Refused before anything is fetched
-        assert run(monkeypatch, "weights", "convert", f"{mirror}/models/{name}", tmp_path / name, "-q") == 2
+        assert run(monkeypatch, "weights", "convert", address, tmp_path / name, "-q") == 2
         assert "is where the fetched file goes" in capsys.readouterr().err
-        assert run(monkeypatch, "weights", "convert", f"{mirror}/models/{name}", target, "-q") == 2
+        assert run(monkeypatch, "weights", "convert", address, target, "-q") == 2
         site.files[f"models/{name}"] = data[::-1]
-        assert run(monkeypatch, "weights", "convert", f"{mirror}/models/{name}", tmp_path / "c.pth", "-q") == 3
+        assert run(monkeypatch, "weights", "convert", address, tmp_path / "c.pth", "-q") == 3
         assert "sha256" in capsys.readouterr().err
     assert not (tmp_path / "c.pth").exists()
     assert pickle.loads(target.read_bytes())["conv0_weight"].shape == (16, 3, 7, 7)
