@@ -239,10 +239,10 @@ def test_narrow_terminals_lose_the_bars_and_then_the_table():
     narrow = show_sweep(make_sweep(*ROWS), width=40)
     assert narrow[:2] == ["batch 1", "  images/s  44.4"]
     assert max(map(len, narrow)) <= 40
-    compared = show_comparison(FASTER, SLOWER, width=50).splitlines()
-    assert compared[0] == "ResNet-50"
-    assert "  A / B  1.234 (1.200 … 1.268)" in compared
-    assert max(map(len, compared)) <= 50
+    text = show_comparison(FASTER, SLOWER, width=50)
+    assert text.splitlines()[0] == "ResNet-50"
+    assert "  A / B  1.234 (1.200 … 1.268)" in text
+    assert max(map(len, text.splitlines())) <= 50
 
 
 def test_curves_of_a_sweep_have_a_column():
