@@ -13,7 +13,7 @@ from small_training import Learned, assert_same, read_learned
 
 pytestmark = pytest.mark.slow
 
-# In CI; tests/soak/test_resume.py does it more often.
+# In CI; tests/soak/test_soak.py does it more often.
 KILLS = {1: 3, 2: 3, 3: 1}
 
 
