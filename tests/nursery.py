@@ -3,6 +3,7 @@
 Importing torch takes seconds; a run that is killed and resumed, on several ranks, is many processes. The children are
 ordinary: own process groups, own signals, `trainstone`'s own main. Unless asked for, they measure no peak, draw no
 report page, and fork the child runs of --runs and sweep.
+A test file may name one of its own functions: every rank of a world calls it and hands back what it returns, as JSON.
 """
 
 import json
@@ -14,17 +15,31 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from command import LIMIT, ROOT, Finished, find_free_port
 from trainstone.machine.allocator import keeping_environment
 
+if TYPE_CHECKING:
+    from trainstone.config.schema import ParallelConfig
+    from trainstone.train.distributed import World
+
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TRAINSTONE_")
+CALL = """
+import importlib.util, json, os, pathlib
+spec = importlib.util.spec_from_file_location("rank_program", {file!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+answer = module.{function}(*{arguments!r})
+pathlib.Path({folder!r}, "rank" + os.environ.get("RANK", "0") + ".json").write_text(json.dumps(answer))
+raise SystemExit
+"""
 
 
 @dataclass
@@ -132,6 +147,27 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.003)
+
+
+def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
+    """Call a function of a file in so many ranks; return what each returned, None of a rank that ended before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name, file = function.__name__, function.__code__.co_filename
+    call = CALL.format(file=file, function=name, arguments=arguments, folder=str(folder))
+    ended = [child.wait() for child in share_nursery().start_ranks(world, prepare=call)]
+    assert [one.code for one in ended] == [0] * world, "\n".join(one.out + one.err for one in ended)
+    answers = [folder / f"rank{number}.json" for number in range(world)]
+    return [json.loads(answer.read_text()) if answer.exists() else None for answer in answers]
+
+
+@contextmanager
+def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
+    from trainstone.config.load import load_config
+    from trainstone.train.preflight.roll import meet_all
+
+    config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
+    with meet_all(config, None) as world:
+        yield world
 
 
 def serve() -> None:

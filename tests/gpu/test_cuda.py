@@ -1,16 +1,31 @@
 """The CUDA paths: not run here by their authors, who had no GPU; `pytest -m gpu` runs them where there is one."""
 
+import shutil
+from collections.abc import Generator
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 
+from flows import follow
+from nursery import run_ranks
+from small_training import assert_same, list_settings, make_config, read_learned, train_here
 from trainstone.config.load import load_config
+from trainstone.launch.ncu import add_cores
 from trainstone.measure.clock import CudaTimer
 from trainstone.measure.devices import choose_reader
 from trainstone.measure.peaks import measure_peaks
+from trainstone.results.progress import Progress
+from trainstone.results.schema import Result
+from trainstone.results.store import create_run, read_result
 from trainstone.train.fit import fit_to_machine
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
+from trainstone.train.profiling import run_profile
 from trainstone.train.task import build_task
 from trainstone.train.trial import fastest, try_precisions
+from trainstone.workloads.detect import DETECT
 
 pytestmark = pytest.mark.gpu
 SMALL = ["model.depth=18", "data.image_size=64", "train.batch_size=16", "device=cuda"]
@@ -84,3 +99,118 @@ def test_the_second_device_is_timed_by_its_own_clock():
     assert torch.cuda.current_device() == 1
     wall = records[-1].start_seconds + records[-1].step_seconds - records[4].start_seconds
     assert sum(record.step_seconds for record in records[4:]) == pytest.approx(wall, rel=0.2)
+
+
+TRAININGS = {
+    "sgd": {},
+    "lars": {"optimizer__name": "lars", "optimizer__learning_rate": 1.0},
+    "fp16, dynamic scale": {"train__precision": "fp16"},
+    "bf16, average, mixup": {"train__precision": "bf16", "train__ema": 0.9, "train__mixup": 0.2},
+    "accumulated": {"train__accumulate": 2},
+}
+
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_a_run_learns_and_ends(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = train_here(make_config(device="cuda", eval__target=1.0, **TRAININGS[case]), tmp_path, monkeypatch)
+    assert run.result.status in ("target_missed", "target_reached")
+    assert run.result.quality is not None
+    assert run.result.quality.history[-1].images == 43
+    assert all(tensor.isfinite().all() for tensor in read_learned(run.path).tensors.values())
+
+
+def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = {"device": "cuda", "engine__deterministic": True, "eval__target": 1.0}
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    whole = train_here(make_config(**settings), tmp_path / "whole", monkeypatch)
+    parts = train_here(make_config(**settings, stop__steps=17), tmp_path / "parts", monkeypatch)
+    train_here(make_config(**settings), parts.path, monkeypatch, resume=True)
+    assert_same(read_learned(whole.path), read_learned(parts.path))
+
+
+def train_rank(folder: str) -> str:
+    from trainstone.machine.ranks import read_rank
+    from trainstone.train.to_target import run_train
+
+    config = make_config(device="cuda", eval__target=1.0, parallel__compression="bf16", parallel__bn_ranks=2)
+    first = read_rank().number == 0
+    run = create_run(Path(folder), "train", config, "test") if first else None
+    for _ in follow(partial(run_train, strict=False, resume=False), config, run):
+        pass
+    return run.result.status if run else ""
+
+
+@pytest.mark.multigpu
+def test_two_devices_train_together(tmp_path: Path):
+    assert run_ranks(2, train_rank, tmp_path / "ranks", str(tmp_path / "runs"))[0] == "target_missed"
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SCENES = {"model__width": 16, "data__image_size": 64, "train__batch_size": 8, "stop__epochs": 2.0}
+
+
+def test_loss_and_boxes_are_those_of_the_cpu():
+    config = load_config("demo-detect", settings=["data.image_size=64"])
+    batch = DETECT.synthetic_batches(config, 4)[0]
+    torch.manual_seed(0)
+    model = DETECT.build_model(config).eval()
+    on_cpu = DETECT.build_loss(config, CPU)(model, batch)
+    seen = DETECT.build_look(config, CPU)(model, batch[0])
+    model.to(CUDA)
+    moved = tuple(part.to(CUDA) for part in batch)
+    on_cuda = DETECT.build_loss(config, CUDA)(model, moved)
+    assert float(on_cuda.detach()) == pytest.approx(float(on_cpu.detach()), rel=1e-3)
+    found = DETECT.build_look(config, CUDA)(model, moved[0])
+    assert [len(one) for one in found] == pytest.approx([len(one) for one in seen], abs=2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_run_learns_and_is_scored(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = list_settings(device="cuda", train__precision=precision, eval__async=True, **SCENES)
+    run = train_here(load_config("demo-detect", settings=settings), tmp_path, monkeypatch)
+    assert run.result.quality is not None
+    assert run.result.quality.history[-1].images == 43
+    assert run.result.quality.tables
+
+
+def profile_here(folder: Path, *settings: str, cores: bool = False) -> Result:
+    config = load_config("resnet50", settings=[*SMALL, "train.precision=fp32", *settings])
+    run = create_run(folder, "profile", config, "trainstone profile")
+
+    def flow(life: Lifecycle) -> Generator[Progress | str, None, None]:
+        yield from run_profile(life, start=20, iterations=3, cores=cores)
+        if cores:
+            yield from add_cores(life)
+
+    list(follow(flow, config, run))
+    return read_result(run.path)
+
+
+@pytest.mark.parametrize("settings", [[], ["engine.compile=true"], ["engine.cuda_graphs=true"]])
+def test_kernels_fill_the_steps(tmp_path: Path, settings: list[str]):
+    timeline = profile_here(tmp_path, *settings).timeline
+    assert timeline is not None
+    assert timeline.device in ("cuda", "rocm")
+    assert [step.step for step in timeline.steps] == [20, 21, 22]
+    assert 0.1 < timeline.compute_utilisation <= 1
+    assert timeline.accounted_share > 0.97
+    assert timeline.kernels
+    assert (timeline.roofline is not None) == (not settings)
+    if timeline.roofline is not None:  # it takes the device's times
+        assert timeline.roofline.covered_share > 0.5
+        assert all(point.share_of_bound < 3 for point in timeline.roofline.operators[:5])
+
+
+def test_phases_are_marked_for_an_outer_profiler(tmp_path: Path):
+    result = profile_here(tmp_path, "engine.nvtx=true")
+    assert result.timeline is None
+    assert "outer profiler" in next(found.message for found in result.findings if found.code == "profiled")
+
+
+def test_ncu_counts_the_cores(tmp_path: Path):
+    if shutil.which("ncu") is None:
+        pytest.skip("needs NVIDIA's ncu")
+    result = profile_here(tmp_path, cores=True)
+    assert result.timeline is not None
+    assert result.timeline.cores is not None, [found.message for found in result.findings]
+    assert result.timeline.cores.pipes_percent["fma"] > 0

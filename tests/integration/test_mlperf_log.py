@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command import find_run
-from killing import kill_and_resume, start, wait_for_steps
+from launching import kill_and_resume, start, wait_for_steps
 from made_mlperf import RULESETS, check_log, write_closed_log
 from nursery import Nursery
 from small_training import make_config, set_arguments, train_here

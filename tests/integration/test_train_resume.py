@@ -7,13 +7,13 @@ import signal
 import pytest
 
 from command import find_run
-from killing import STEPS, kill_and_resume, start, wait_for_steps
+from launching import RANK_STEPS, kill_and_resume, start, wait_for_steps
 from nursery import Nursery
 from small_training import Learned, assert_same, read_learned
 
 pytestmark = pytest.mark.slow
 
-# In CI; tests/soak/test_resume.py does it more often.
+# In CI; tests/soak/test_soak.py does it more often.
 KILLS = {1: 3, 2: 3, 3: 1}
 
 
@@ -40,8 +40,8 @@ def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bits(nursery: Nurs
     )
     assert killed
     assert_same(learned, undisturbed(ranks))
-    assert learned.document["step"] == STEPS[ranks]
-    assert learned.steps[-1]["step"].tolist() == list(range(STEPS[ranks]))
+    assert learned.document["step"] == RANK_STEPS[ranks]
+    assert learned.steps[-1]["step"].tolist() == list(range(RANK_STEPS[ranks]))
     quality = learned.result.quality
     assert learned.result.status == "target_missed"
     assert quality.starts == 1 + killed
@@ -64,7 +64,7 @@ def test_a_signal_ends_after_the_step_with_a_checkpoint_and_resuming_gives_the_s
         assert [f.message for f in stopped.result.findings if f.code == "interrupted"] == [
             f"stopped by {number.name} after {stopped.document['step']} steps"
         ]
-        assert len(stopped.steps[0]["step"]) == stopped.document["step"] < STEPS[1]
+        assert len(stopped.steps[0]["step"]) == stopped.document["step"] < RANK_STEPS[1]
         assert f"trainstone train --resume {run}" in "".join(ended.out.replace(" \n", " ").split("\n    "))
         children = nursery.start_ranks(1, "train", "--resume", str(run))
     assert children[0].wait().code == 0
@@ -83,7 +83,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(nursery: Nursery, u
     stopped = read_learned(run, 2)
     assert stopped.result.status == "interrupted"
     assert stopped.steps[0]["step"].tolist() == stopped.steps[1]["step"].tolist()
-    assert len(stopped.steps[0]["step"]) == stopped.document["step"] < STEPS[2]
+    assert len(stopped.steps[0]["step"]) == stopped.document["step"] < RANK_STEPS[2]
     assert nursery.run("train", "--resume", str(run), world=2).code == 0
     learned, whole = read_learned(run, 2), undisturbed(2)
     # Running statistics were averaged once more, when it stopped; nothing trained depends on them.

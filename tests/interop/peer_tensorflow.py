@@ -1,6 +1,8 @@
 """TensorFlow's word on TFRecord and Example. Run by the interpreter of the environment tensorflow, jobs on stdin:
 
 encode   [record]           answer [message in hexadecimal]; record = {feature: [kind, values]}, bytes in hexadecimal
+build    [{source, target, shards: {train, validation}, threads, sorted}]   ImageNet as build_imagenet_data.py made it;
+         `sorted` features have one order, as ours have
 glob     [pattern]          answer {pattern: [path]}
 train    {name: {paths, pixels}}   answer {name: [features]}, as ResNet's input asks for them; pixels to that .npz
 detect   {name: [path]}            answer {name: [features]}, as SSD's input asks for them
@@ -10,7 +12,10 @@ crops    {name: {width, height, boxes, covered, area, aspect, attempts, draws, s
 
 import hashlib
 import json
+import random
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +37,9 @@ DETECT = {
     "image/object/bbox": tf.io.VarLenFeature(tf.float32),
     "image/object/is_crowd": tf.io.VarLenFeature(tf.int64),
 }
+FOLDERS = {"train": "train", "validation": "val"}
+PNG = "n02105855_2933.JPEG"
+CMYK = "n01739381_1309.JPEG"
 LISTS = {"bytes": "bytes_list", "int64": "int64_list", "float": "float_list"}
 
 
@@ -41,11 +49,90 @@ def make_example(record):
         feature = example.features.feature[name]
         if kind == "none":
             continue
-        values = [bytes.fromhex(value) for value in values] if kind == "bytes" else values
+        values = [bytes.fromhex(value) if isinstance(value, str) else value for value in values]
         chosen = getattr(feature, LISTS[kind])
         chosen.SetInParent()
         chosen.value.extend(values)
     return example
+
+
+def list_pictures(folder, synsets):
+    found = [
+        (path, label)
+        for label, synset in enumerate(synsets, start=1)
+        for path in sorted(tf.io.gfile.glob(f"{folder}/{synset}/*.JPEG"))
+    ]
+    order = list(range(len(found)))
+    random.seed(12345)
+    random.shuffle(order)
+    return [found[place] for place in order]
+
+
+def split_evenly(start, end, parts):
+    edges = np.linspace(start, end, parts + 1).astype(int)
+    return list(pairwise(edges))
+
+
+def read_boxes(path):
+    boxes = {}
+    for line in path.read_text().splitlines():
+        name, *edges = line.split(",")
+        boxes.setdefault(name, []).append([float(edge) for edge in edges])
+    return boxes
+
+
+def read_picture(path):
+    data = tf.io.gfile.GFile(path, "rb").read()
+    if PNG in path:
+        data = tf.io.encode_jpeg(tf.io.decode_png(data, channels=3), format="rgb", quality=100).numpy()
+    elif CMYK in path:
+        data = tf.io.encode_jpeg(tf.io.decode_jpeg(data, channels=0), format="rgb", quality=100).numpy()
+    height, width, channels = tf.io.decode_jpeg(data, channels=3).shape
+    assert channels == 3
+    return data, height, width
+
+
+def describe(path, label, synset, text, boxes):
+    data, height, width = read_picture(path)
+    edges = {name: [box[place] for box in boxes] for place, name in enumerate(("xmin", "ymin", "xmax", "ymax"))}
+    return {
+        "image/height": ("int64", [height]),
+        "image/width": ("int64", [width]),
+        "image/colorspace": ("bytes", [b"RGB"]),
+        "image/channels": ("int64", [3]),
+        "image/class/label": ("int64", [label]),
+        "image/class/synset": ("bytes", [synset.encode()]),
+        "image/class/text": ("bytes", [text.encode()]),
+        **{f"image/object/bbox/{name}": ("float", values) for name, values in edges.items()},
+        "image/object/bbox/label": ("int64", [label] * len(boxes)),
+        "image/format": ("bytes", [b"JPEG"]),
+        "image/filename": ("bytes", [Path(path).name.encode()]),
+        "image/encoded": ("bytes", [data]),
+    }
+
+
+def build(job):
+    """Files of a class are taken by name: TensorFlow's glob has them in the file system's order."""
+    source, target, threads = Path(job["source"]), Path(job["target"]), job["threads"]
+    target.mkdir()
+    lines = (source / "imagenet_metadata.txt").read_text().splitlines()
+    names = dict(line.split("\t") for line in lines)
+    synsets = sorted(names)
+    boxes = read_boxes(source / "imagenet_2012_bounding_boxes.csv")
+    for split, count in job["shards"].items():
+        pictures = list_pictures(source / FOLDERS[split], synsets)
+        assert count % threads == 0
+        ranges = [
+            part
+            for start, end in split_evenly(0, len(pictures), threads)
+            for part in split_evenly(start, end, count // threads)
+        ]
+        for number, (start, end) in enumerate(ranges):
+            with tf.io.TFRecordWriter(str(target / f"{split}-{number:05d}-of-{count:05d}")) as writer:
+                for path, label in pictures[start:end]:
+                    synset = synsets[label - 1]
+                    example = make_example(describe(path, label, synset, names[synset], boxes.get(Path(path).name, [])))
+                    writer.write(example.SerializeToString(deterministic=job["sorted"]))
 
 
 def read_features(paths, spec):
@@ -104,6 +191,8 @@ def sample_crops(job):
 
 def main():
     jobs = json.load(sys.stdin)
+    for job in jobs.get("build", []):
+        build(job)
     answers = {
         "encode": [
             make_example(record).SerializeToString(deterministic=True).hex() for record in jobs.get("encode", [])

@@ -1,6 +1,5 @@
 """Whole TFRecord sets: ours are those of build_imagenet_data.py, TensorFlow trains from ours, and we read its own."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
-from peers import PEERS, ask_peer, digest, find_peer, run_peer
+from peers import ask_peer, digest, find_peer
 from trainstone.data.picture.decode import decode
 from trainstone.formats.tfrecord import TFRecordFile, decode_example
 
@@ -44,7 +43,7 @@ def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         counts = dict(zip(FOLDERS, map(int, shards.split(",")), strict=True))
         job = {"source": str(imagenet), "target": str(root / shards), "shards": counts, "threads": threads}
         jobs.append({**job, "sorted": shards == DEFAULT})
-    run_peer("tensorflow", PEERS / "build_imagenet.py", text=json.dumps(jobs))
+    ask_peer("tensorflow", build=jobs)
     return {shards: root / shards for shards in SHARDS}
 
 

@@ -1,12 +1,17 @@
-"""The verbs of `trainstone data` in this process: exit codes, what is printed. More in tests/integration."""
+"""The verbs of `data` and `weights` in this process: exit codes, what is printed. More in tests/integration."""
 
+import hashlib
 import json
+import os
+import pickle
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from damage import Call
 from hostile import EVIL, EVIL_NAME, hidden
 from small_sets import CLASSES, RECORDS, SHARDS, Listed, flip, locate, make_set, to_detect
 from trainstone.cli.data import (
@@ -26,10 +31,12 @@ from trainstone.data.sample import DataSet, Sample, Split
 from trainstone.data.verify import Bad, Findings
 from trainstone.errors import ConfigError
 from trainstone.formats.files import Span
+from trainstone.models.resnet import build_resnet
+from web_server import Site, serve
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["trainstone", "data", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["trainstone", *map(str, arguments)])
     with pytest.raises(SystemExit) as left:
         main()
     return int(left.value.code or 0)
@@ -38,32 +45,32 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 @pytest.mark.parametrize("storage", RECORDS)
 def test_a_good_set_ends_with_0_and_a_bad_one_with_9(tmp_path: Path, monkeypatch, capsys, storage: str):
     root = make_set(tmp_path / "set", storage)
-    assert run(monkeypatch, "verify", root, "-q") == 0
+    assert run(monkeypatch, "data", "verify", root, "-q") == 0
     assert capsys.readouterr().out.endswith(": all good\n")
     path = root / SHARDS[storage]
     spans = locate(path, storage)
     flip(path, spans[3].offset)
-    assert run(monkeypatch, "verify", root, "--json", "-q") == 9
+    assert run(monkeypatch, "data", "verify", root, "--json", "-q") == 9
     told = json.loads(capsys.readouterr().out)
     assert (3, spans[3].offset) in {(one["record"], one["byte"]) for one in told["bad"]}
-    assert run(monkeypatch, "verify", root, "-q") == 9
+    assert run(monkeypatch, "data", "verify", root, "-q") == 9
     command = capsys.readouterr().out.splitlines()[-1].removeprefix("next: trainstone data ")
-    assert run(monkeypatch, *shlex.split(command), "-q") == 0
+    assert run(monkeypatch, "data", *shlex.split(command), "-q") == 0
     assert "dropped   " in capsys.readouterr().out
-    assert run(monkeypatch, "verify", tmp_path / "set-clean", "-q") == 0
+    assert run(monkeypatch, "data", "verify", tmp_path / "set-clean", "-q") == 0
     assert capsys.readouterr().out.startswith("7 records, ")
 
 
 def test_a_conversion_keeps_everything(tmp_path: Path, monkeypatch, capsys):
     root = make_set(tmp_path / "set", "recordio", val=2)
-    assert run(monkeypatch, "convert", root, tmp_path / "made", "--format", "tfrecord", "--json", "-q") == 0
+    assert run(monkeypatch, "data", "convert", root, tmp_path / "made", "--format", "tfrecord", "--json", "-q") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["path"] == str(tmp_path / "made")
     assert [(split["name"], split["records"]) for split in told["manifest"]["splits"]] == [("train", 8), ("val", 2)]
     assert (told["manifest"]["storage"], told["manifest"]["first_label"]) == ("tfrecord", 1)
 
 
-def test_numbers_of_files():
+def test_parse_shards_takes_one_number_or_two_and_refuses_the_rest():
     shards = {None: {}, "16": {"train": 16}, "1024,128": {"train": 1024, "val": 128}, "99999": {"train": 99999}}
     shards[" 2 , 1 "] = {"train": 2, "val": 1}
     assert {text: parse_shards(text, "wds") for text in shards} == shards
@@ -73,7 +80,7 @@ def test_numbers_of_files():
         assert caught.value.hint == "--shards 1024,128"
 
 
-def test_sizes():
+def test_parse_size_takes_one_side_or_two_and_refuses_the_rest():
     assert [parse_size(text) for text in ("96", "300x200", "16X4096")] == [(96, 96), (300, 200), (16, 4096)]
     for text in ("", "15", "4097", "1x2x3", "300x", "x", "-300", "3e2"):
         with pytest.raises(ConfigError, match="pixels from 16 to 4096"):
@@ -194,3 +201,91 @@ def test_a_set_with_boxes_and_bad_pictures(capsys):
     assert "1 seen; trainstone data verify set finds all" in out
     assert "bad: listed 5: not a picture" in out
     assert "page  set.html" in out
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    torch.save(build_resnet(34, num_classes=5, width=16).state_dict(), tmp_path / "a.pth")
+    return tmp_path / "a.pth"
+
+
+def test_it_says_what_it_wrote_and_what_not_or_prints_one_document(source: Path, monkeypatch, capsys):
+    target = source.with_name("b.pickle")
+    assert run(monkeypatch, "weights", "convert", source, target, "-q") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    first, second = out.splitlines()
+    every = {name: tensor.numel() for name, tensor in build_resnet(34, num_classes=5, width=16).named_parameters()}
+    parameters = sum(number for name, number in every.items() if not name.startswith(("layer4.", "fc.")))
+    size = target.stat().st_size / 2**20
+    assert first == (
+        f"wrote ResNet-34 up to layer3 of {source} to {target}: 145 tensors, {parameters:,} parameters, {size:.3g} MiB"
+    )
+    assert second.startswith("left out 73 tensors: bn1.num_batches_tracked, ")
+    target = source.with_name("b.safetensors")
+    assert run(monkeypatch, "weights", "convert", source, target, "--json", "-q") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {
+        "file": str(target),
+        "source": str(source),
+        "network": "ResNet-34",
+        "format": "safetensors",
+        "tensors": 218,
+        "parameters": sum(every.values()),
+        "bytes": target.stat().st_size,
+        "left_out": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.pickle", pickle.dumps({"a": Call(os.system, "true")}), "system; it was not opened"),
+        ("a.pth", b"some text", "holds no weights"),
+        ("a.pth", b"PK\x03\x04abc", "cut off, damaged"),
+    ],
+)
+def test_a_bad_source_gets_one_message(tmp_path: Path, monkeypatch, capsys, name: str, content: bytes, words: str):
+    (tmp_path / name).write_bytes(content)
+    assert run(monkeypatch, "weights", "convert", tmp_path / name, tmp_path / "b.safetensors", "-q") == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("error: ") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_wrong_words_get_2(source: Path, monkeypatch, capsys):
+    assert run(monkeypatch, "weights", "convert", source, source.with_name("b.params")) == 2
+    assert "end its name in one of .pth" in capsys.readouterr().err
+    assert run(monkeypatch, "weights", "convert", source, source) == 2
+    assert "not written over" in capsys.readouterr().err
+    assert run(monkeypatch, "weights", "convert", source, source.with_name("b.pth"), "--sha256", "0" * 64) == 2
+    assert "--sha256 is for a file that is fetched" in capsys.readouterr().err
+
+
+def test_a_source_is_fetched_checked_and_kept(source: Path, tmp_path: Path, monkeypatch, capsys):
+    data = source.read_bytes()
+    name = f"resnet34-{hashlib.sha256(data).hexdigest()[:8]}.pth"
+    site = Site()
+    site.files = {f"models/{name}": data}
+    target = tmp_path / "new" / "b.pickle"
+    monkeypatch.setenv("no_proxy", "*")
+    with serve(site) as mirror:
+        address = f"{mirror}/models/{name}"
+        assert run(monkeypatch, "weights", "convert", address, target, "--json", "-q") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["source"] == str(tmp_path / "new" / name)
+        assert sorted(path.name for path in target.parent.iterdir()) == ["b.pickle", name]
+        assert run(monkeypatch, "weights", "convert", address, target.with_suffix(".safetensors"), "-q") == 0
+        assert len(site.asked) == 1  # it was there
+        # Refused before anything is fetched
+        assert run(monkeypatch, "weights", "convert", address, tmp_path / name, "-q") == 2
+        assert "is where the fetched file goes" in capsys.readouterr().err
+        assert run(monkeypatch, "weights", "convert", address, target, "-q") == 2
+        site.files[f"models/{name}"] = data[::-1]
+        assert run(monkeypatch, "weights", "convert", address, tmp_path / "c.pth", "-q") == 3
+        assert "sha256" in capsys.readouterr().err
+    assert not (tmp_path / "c.pth").exists()
+    assert pickle.loads(target.read_bytes())["conv0_weight"].shape == (16, 3, 7, 7)

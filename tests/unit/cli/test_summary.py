@@ -144,7 +144,7 @@ def test_the_summary_has_them_beside_the_throughput(show, tmp_path: Path, width:
         assert f" {name}" in text
 
 
-def test_a_cpu_profile_tells_where_the_time_went():
+def test_a_cpu_profile_tells_where_the_time_went_and_its_bars_need_no_unicode():
     told = tell(summary.profile_rows, make_profile())
     assert list(told) == ["where", "busy", "profiler", "operators", "roofline", "trace"]
     assert told["where"].startswith("compute 90.5 %, optimiser 6.1 %, Python 2.1 %, waiting for data 0.6 %")
@@ -152,6 +152,9 @@ def test_a_cpu_profile_tells_where_the_time_went():
     assert told["profiler"].startswith("+3.8 % a step (")
     assert told["roofline"].startswith("Convolution backward takes 63 % of the step and reaches")
     assert told["trace"] == "trace/rank0000.json.gz, for https://ui.perfetto.dev"
+    lines = tell(summary.profile_rows, make_profile(), encoding="ascii")["operators"].split("\n")
+    assert lines[0].startswith("######## 47.0 %")
+    assert all(line.isascii() for line in lines)
 
 
 def test_a_gpu_profile_tells_its_gaps_and_cores():
@@ -160,12 +163,6 @@ def test_a_gpu_profile_tells_its_gaps_and_cores():
     assert told["gaps"].startswith("The device is idle for 29 %")
     assert told["busy"].startswith("kernels run for 7")
     assert told["cores"] == "fma 17.5 %, fp16 4.0 %, tensor 38.6 %, sfu 1.3 %"
-
-
-def test_bars_need_no_unicode():
-    lines = tell(summary.profile_rows, make_profile(), encoding="ascii")["operators"].split("\n")
-    assert lines[0].startswith("######## 47.0 %")
-    assert all(line.isascii() for line in lines)
 
 
 @pytest.mark.parametrize("width", [30, 40, 80, 120])
@@ -206,12 +203,6 @@ def test_no_line_of_feeding_is_wider_than_the_terminal(width: int):
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_narrow_terminals_get_feeding_as_lines_without_bars():
-    text = draw(summary.print_feeding, make_feeding(), 24)
-    assert "images/s  1,190" in text
-    assert not set(summary.ACROSS) & set(text)
-
-
 def test_feeding_that_was_not_measured_is_not_told():
     point = make_point(2, 1190, ci95=None, ci_covers="not established: 3 batches")
     text = draw(summary.print_feeding, make_feeding([point], stages=[]), 80)
@@ -241,10 +232,17 @@ def test_table_of_a_sweep_has_bars_and_the_knee():
 
 
 def test_narrow_terminals_lose_the_bars_and_then_the_table():
+    text = draw(summary.print_feeding, make_feeding(), 24)
+    assert "images/s  1,190" in text
+    assert not set(summary.ACROSS) & set(text)
     assert "█" not in "".join(show_sweep(make_sweep(*ROWS), width=70))
     narrow = show_sweep(make_sweep(*ROWS), width=40)
     assert narrow[:2] == ["batch 1", "  images/s  44.4"]
     assert max(map(len, narrow)) <= 40
+    text = show_comparison(FASTER, SLOWER, width=50)
+    assert text.splitlines()[0] == "ResNet-50"
+    assert "  A / B  1.234 (1.200 … 1.268)" in text
+    assert max(map(len, text.splitlines())) <= 50
 
 
 def test_curves_of_a_sweep_have_a_column():
@@ -327,13 +325,6 @@ def test_notes_of_all_rows_are_shown_once():
     lines = show_comparison(both, both.model_copy(update={"label": "SSD"}), width=140).splitlines()
     notes = ["interval between runs", "noise floor 1.1 %", "differs: host: x | y", "steady: no on both sides"]
     assert lines[-4:] == notes
-
-
-def test_narrow_terminals_get_a_comparison_as_lines():
-    text = show_comparison(FASTER, SLOWER, width=50)
-    assert text.splitlines()[0] == "ResNet-50"
-    assert "  A / B  1.234 (1.200 … 1.268)" in text
-    assert max(map(len, text.splitlines())) <= 50
 
 
 @pytest.mark.parametrize("width", [50, 140])

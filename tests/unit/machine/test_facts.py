@@ -1,8 +1,9 @@
-"""What a machine is, on made-up machines. NVML is a made-up module: no GPU was here to test with."""
+"""What a machine is and how noisy, on made-up machines. NVML is a made-up module: no GPU was here to test with."""
 
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from made_up import make_nvml, make_server, make_tree, refuse
 from trainstone.machine import facts
 from trainstone.machine.facts import read_cpu_model, read_facts, read_software
+from trainstone.machine.health import Noise, Pressure, busiest_others, grade_noise, read_pressure
 
 NO_NVML = make_nvml(Init=refuse)
 
@@ -166,3 +168,140 @@ def test_software_records_only_variables_that_change_speed(monkeypatch):
     assert json.loads(json.dumps(software)) == software
     assert software["numpy"][0].isdigit()
     assert "no-such-package-here" not in software
+
+
+def make_process(pid: int, parent: int, ticks: int, name: str = "python", state: str = "S", ended: int = 0) -> str:
+    """Return /proc/PID/stat with its CPU time as user time; `ended` is that of children that are gone."""
+    return f"{pid} ({name}) {state} {parent} 1 1 0 -1 0 1 2 3 4 {ticks} 0 {ended} 0 20 0 1 0 {pid * 10} 99 1\n"
+
+
+def make_machine(root: Path, *, user: int, steal: int, processes: list[str], stall: int = 0) -> Path:
+    stat = f"cpu  {user} 0 0 9000 0 5 5 {steal} 0 0\ncpu0 {user} 0 0 9000 0 5 5 {steal} 0 0\n"
+    files = {
+        "proc/stat": stat,
+        "proc/loadavg": "0.75 0.50 0.25 1/84 123\n",
+        **{f"proc/pressure/{kind}": f"some avg10=0.00 total={stall}\n" for kind in ("cpu", "memory", "io")},
+        **{f"proc/{text.split()[0]}/stat": text for text in processes},
+    }
+    return make_tree(root, files)
+
+
+def test_snapshot_tells_ours_from_others(tmp_path):
+    processes = [
+        make_process(1, 0, 500, "init"),
+        make_process(100, 1, 200, state="R", ended=50),  # ours
+        make_process(101, 100, 30),  # our loader
+        make_process(102, 101, 20),  # and its child
+        make_process(200, 1, 70, "backup", state="R"),
+    ]
+    root = make_machine(tmp_path, user=1000, steal=20, processes=processes, stall=2_000_000)
+    pressure = read_pressure(root, pids={100}, cpus={0}, now=lambda: 5.0)
+    assert pressure.monotonic_seconds == 5.0
+    assert pressure.counters == pytest.approx(
+        {"own": 3.0, "process": 10.0, "steal": 0.2, "total": 100.3, "cpu": 2.0, "memory": 2.0, "io": 2.0}
+    )  # own: 200 + 50 + 30 + 20 ticks
+    assert (pressure.loadavg_1min, pressure.num_cpus) == (0.75, 1)
+    assert pressure.others == {(1, 10): ("init", 5.0), (200, 2000): ("backup", 0.7)}
+    # All ranks of a node can be named ours.
+    assert read_pressure(root, pids={100, 200}, cpus={0}).counters["own"] == pytest.approx(3.7)
+
+
+def run_between(
+    tmp_path: Path, *, ours: int, theirs: int, steal: int, seconds: float = 10.0, name: str = "indexer"
+) -> Noise:
+    """Grade a run of `seconds` on one CPU, in which so many ticks went to us, to others and to the hypervisor."""
+    common = {"cpus": {0}, "pids": {100}}
+    processes = [make_process(100, 1, 0), make_process(200, 1, 0, name)]
+    before = read_pressure(make_machine(tmp_path, user=1000, steal=7, processes=processes), now=lambda: 0.0, **common)
+    processes = [make_process(100, 1, ours), make_process(200, 1, theirs, name)]
+    root = make_machine(tmp_path, user=1000 + ours + theirs, steal=7 + steal, processes=processes)
+    return grade_noise(before, read_pressure(root, now=lambda: seconds, **common), step_variation_percent=0.5)
+
+
+@pytest.mark.parametrize(
+    ("run", "grade", "reasons", "others", "stolen"),
+    [
+        ({"ours": 960, "theirs": 1, "steal": 0}, "A", (), 0.1, 0.0),
+        ({"ours": 900, "theirs": 41, "steal": 0}, "B", ("other processes used 4 %", "(indexer)"), 4.1, 0.0),
+        ({"ours": 949, "theirs": 0, "steal": 51}, "C", ("5.1 % of CPU time was stolen",), 0.0, 5.1),
+        # A hostile name is read, and shown harmless.
+        ({"ours": 0, "theirs": 500, "steal": 0, "name": "a) R 1 (b\n\x1b[31m"}, "C", ("50 % of one core",), 50.0, 0.0),
+        # Too short to measure anything.
+        ({"ours": 9, "theirs": 0, "steal": 1, "seconds": 0.1}, "B", ("not measured", "load", "0.75"), None, None),
+    ],
+)
+def test_a_run_is_graded_by_what_others_and_the_hypervisor_took(tmp_path, run, grade, reasons, others, stolen):
+    noise = run_between(tmp_path, **run)
+    assert (noise.grade, len(noise.reasons)) == (grade, bool(reasons))
+    assert all(part in noise.reasons[0] for part in reasons)
+    assert all(reason.isprintable() for reason in noise.reasons)
+    assert noise.others_percent == pytest.approx(others)
+    assert noise.steal_percent == pytest.approx(stolen)
+    assert noise.throttle_events is None  # no counters here: not measured, not zero
+
+
+NONE = dict.fromkeys(("total", "process", "steal", "own", "cpu", "memory", "quota"), 0.0)
+QUIET = Pressure(monotonic_seconds=0.0, num_cpus=4, counters={**NONE, "throttles": 3}, governor="powersave")
+BUSY = {**QUIET.counters, "total": 400.0, "process": 390.0, "own": 390.0}
+LATER = replace(QUIET, monotonic_seconds=100.0, counters=BUSY)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ({}, "A"),
+        *(({"steal": count}, grade) for count, grade in ((1.9, "A"), (2.0, "B"), (20.0, "C"))),
+        # 11 % of one core is 2.75 % of four.
+        *(({"process": count}, grade) for count, grade in ((401.0, "A"), (402.1, "B"), (451.0, "C"))),
+        *(({"memory": count}, grade) for count, grade in ((1.0, "B"), (10.0, "C"))),
+        *(({"quota": count}, grade) for count, grade in ((1.0, "B"), (30.0, "C"))),
+        ({"cpu": 90.0}, "A"),  # our own loader threads cause it as well
+        ({"throttles": 5}, "B"),
+        ({"throttles": 2}, "A"),  # a CPU went offline: not measured
+        ({"process": 380.0}, "A"),  # rounding: ours seems to be more than all
+        ({"process": -5.0}, "B"),  # a counter that went backwards; an A must be earned
+        # What the run itself showed.
+        ({"step_variation_percent": 2.5}, "B", "varies by 2.5 %", "governor is powersave"),
+        ({"step_variation_percent": 12.0}, "C", "varies by 12.0 %"),
+        ({"drifting": True}, "C", "still drifting"),
+        ({"throttled": True}, "B", "a device was throttled"),
+    ],
+)
+def test_thresholds(row):
+    change, grade, *words = row
+    flags = {"step_variation_percent": 1.9} | {name: change[name] for name in change.keys() - BUSY.keys()}
+    counters = BUSY | {name: change[name] for name in change.keys() & BUSY.keys()}
+    noise = grade_noise(QUIET, replace(LATER, counters=counters), **flags)
+    assert noise.grade == grade
+    assert bool(noise.reasons) == (grade != "A")
+    assert noise.others_percent is None or noise.others_percent >= 0
+    for word in words:
+        assert any(word in reason for reason in noise.reasons), noise.reasons
+
+
+def test_busiest_others_adds_processes_of_one_name():
+    before = replace(QUIET, others={(1, 1): ("idle", 100.0), (2, 2): ("cc", 1.0), (4, 4): ("old", 50.0)})
+    others = {(1, 1): ("idle", 100.5), (2, 2): ("cc", 11.0), (3, 3): ("cc", 5.0)}
+    others[4, 9] = ("new", 20.0)  # same pid, another process
+    assert busiest_others(before, replace(LATER, others=others)) == ("new", "cc")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [("0::/job", "nr_periods 5\nthrottled_usec 3000000"), ("1:cpu:/job", "throttled_time 3000000000")],
+)
+def test_quota_stops(tmp_path, line, text):
+    folder = "sys/fs/cgroup/job" if line.startswith("0") else "sys/fs/cgroup/cpu/job"
+    root = make_tree(tmp_path, {"proc/self/cgroup": line, f"{folder}/cpu.stat": text})
+    assert read_pressure(root, pids={1}, cpus={0}).counters == {"quota": 3.0}
+
+
+def test_throttle_counters_are_summed_and_governors_named(tmp_path):
+    folder = "sys/devices/system/cpu/cpu{}/{}"
+    files = {
+        folder.format(cpu, "thermal_throttle/core_throttle_count"): text for cpu, text in enumerate(("2", "3", "-1"))
+    }
+    names = ("powersave", "performance", "powersave", "")
+    files |= {folder.format(cpu, "cpufreq/scaling_governor"): f"{name}\n" for cpu, name in enumerate(names)}
+    pressure = read_pressure(make_tree(tmp_path, files), pids={100}, cpus={0})
+    assert (pressure.counters, pressure.governor) == ({"throttles": 5}, "performance,powersave")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranks import join_world, run_ranks
+from nursery import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
 from trainstone.errors import ConfigError, MachineError, PeerLostError
 from trainstone.machine.ranks import Rank

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flows import LateTimer, drain, follow
 from made_saved import RUN_ID, make_checkpoint, make_config, make_network
-from ranks import run_ranks
+from nursery import run_ranks
 from small_sets import make_set
 from small_training import make_config as make_small
 from trainstone.config.load import load_config

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from command import find_free_port
-from nursery import wait_until
-from ranks import join_world, run_ranks
+from nursery import join_world, run_ranks, wait_until
 from trainstone.config.schema import ParallelConfig
 from trainstone.errors import DataError, LaunchError
 from trainstone.machine.interfaces import Interface

@@ -1,19 +1,23 @@
-"""Killed at random steps again and again, a run ends with the bits of one that was not killed.
+"""Over hours: a run killed at random steps again and again ends with the same bits; the loader's memory stays bounded.
 
 TRAINSTONE_SOAK may be a number: the seed of the moments.
 """
 
 import os
 import random
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from command import find_run
-from killing import kill_and_resume, start
-from launching import draw_steps, find_launched, finish, kill_at, start_launch, train_words
+from launching import draw_steps, find_launched, finish, kill_and_resume, kill_at, start, start_launch, train_words
 from nursery import Nursery
+from small_loaders import make_loader
+from small_sets import make_set
 from small_training import assert_same, read_learned
+from trainstone.data.splits import open_split
 
 SEED = os.environ.get("TRAINSTONE_SOAK")
 pytestmark = pytest.mark.skipif(SEED is None, reason="needs make soak")
@@ -47,3 +51,25 @@ def test_rank_of_a_launched_run_killed_twenty_times_changes_nothing(tmp_path: Pa
     assert learned.result.quality.starts == kills + 1
     assert_same(learned, read_learned(find_run(calm), 2))
     assert not find_launched(out)
+
+
+BATCHES = 100_000
+GROWTH_BYTES = 8 << 20
+
+
+@pytest.mark.parametrize(("storage", "cache"), [("recordio", "off"), ("folder", "files"), ("tfrecord", "pixels")])
+def test_memory_stays_bounded_over_a_hundred_thousand_batches(tmp_path: Path, storage: str, cache: str):
+    source = open_split(make_set(tmp_path / "set", storage, count=200), "train").source
+    process = psutil.Process()
+    with make_loader(source, cache=cache, cache_bytes=100_000, prefetch=3) as loader:
+        seen = set()
+        for number in range(BATCHES):
+            images, _ = next(loader)
+            seen.add(images.data_ptr())
+            if number == 1000:
+                early = process.memory_info().rss
+        late = process.memory_info().rss
+        assert len(seen) == 3 + 2
+        assert loader.feed.cache.used_bytes <= 100_000
+    assert late - early < GROWTH_BYTES
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]
