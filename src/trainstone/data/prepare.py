@@ -270,7 +270,7 @@ class ShardWriter:
         self._unsynced: list[Path] = []
         self._synced_bytes = 0
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="sync")
-        self._syncing: Iterator[None] = iter(())
+        self._syncing: Iterator[object] = iter(())
         self._crc = 0
         self._records = 0
         self._repaired: list[tuple[str, str]] = []
@@ -351,8 +351,8 @@ class ShardWriter:
     def _sync(self) -> None:
         """Begin to bring all that is written to disk; meanwhile more can be written."""
         self._await_sync()
-        paths = self._unsynced if self._is_folder else [self._path]
-        self._syncing = self._syncer.map(sync_path, [*paths, *{path.parent for path in self._unsynced}])
+        paths = [*(self._unsynced if self._is_folder else [self._path]), *{path.parent for path in self._unsynced}]
+        self._syncing = self._syncer.map(lambda some: list(map(sync_path, some)), [paths])  # one task, not one a file
         self._unsynced = []
         self._synced_bytes = self.bytes
 

@@ -138,8 +138,8 @@ def test_many_threads_do_not_break_the_limit():
             cache.put(index, sample, seen, Region(pixels, owned=True))
 
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(8):
-            pool.submit(work)
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
     assert (cache.used_bytes, len(cache._kept)) == (limit, 50)
 
 
