@@ -2,6 +2,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY, MagicMock, call
@@ -150,6 +151,7 @@ def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.
         on_disk.append((steps, len(list_checkpoints(run / "checkpoints"))))
 
     sink.__enter__.return_value = sink
+    sink.__exit__.side_effect = partial(Sink.__exit__, sink)
     sink.flush.side_effect = note
     monkeypatch.setattr(to_target, "open_trackers", lambda *_, **_more: iter([sink]))
     train(tmp_path, monkeypatch, **{"train.batch_size": 32, "checkpoint.best": False})
@@ -157,11 +159,9 @@ def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.
     for done in (3, 6):
         expected += [call.begin_steps(done - 3), *[call.step(ANY)] * 3, call.begin_evaluation(done)]
         expected += [call.end_evaluation(done), call.evaluation(ANY), call.flush()]
-    events = [event for event in sink.mock_calls if not event[0].startswith("__")]
-    assert events == [*expected, call.finish("target_missed")]
+    assert sink.method_calls == [*expected, call.finish("target_missed"), call.close()]
     assert [event.args[0].step for event in sink.evaluation.mock_calls] == [3, 6]
     assert on_disk == [(3, 0), (6, 1)]
-    assert sink.mock_calls[-1] == call.__exit__(None, None, None)
 
 
 ASYNC = {"eval.async": True, "train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.every_epochs": 0.0}
