@@ -1,7 +1,5 @@
 """The golden runs: they read back, carry the findings they are named for, and are judged as they were."""
 
-from pathlib import Path
-
 import pytest
 
 from command import ROOT
@@ -22,17 +20,15 @@ FINDINGS = {
 }
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_every_folder_is_named_here():
     assert {path.parent.name for path in GOLDEN.glob("*/result.json")} == set(FINDINGS)
 
 
 @pytest.mark.parametrize("case", FINDINGS)
-def test_it_reads_back_with_its_findings(golden, case: str):
+def test_golden_run_is_small_plain_text_and_reads_back_with_its_findings(golden, case: str):
     path = golden(case)
+    texts = [file.read_bytes().decode("utf-8") for file in path.rglob("*") if file.is_file()]
+    assert sum(len(text.encode()) for text in texts) < 100_000
     result = read_result(path)
     assert result.status == ("killed" if case == "killed" else "ok")
     assert [found.code for found in result.findings] == FINDINGS[case]
@@ -42,14 +38,6 @@ def test_it_reads_back_with_its_findings(golden, case: str):
     telemetry = list(path.glob("telemetry-*.csv"))
     assert len(telemetry) == result.world.ranks
     assert all(read_samples(file) for file in telemetry)
-
-
-@pytest.mark.parametrize("case", FINDINGS)
-def test_it_is_small_plain_text(case: str):
-    files = files_in(GOLDEN / case)
-    assert sum(map(len, files.values())) < 100_000
-    for content in files.values():
-        content.decode("utf-8")
 
 
 def test_the_killed_one_ends_in_a_torn_line(golden):

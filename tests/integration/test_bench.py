@@ -7,13 +7,12 @@ import pty
 import re
 import shutil
 import signal
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from command import Finished, command_line, find_run, narrow_arguments
+from command import find_run, narrow_arguments
 from nursery import Nursery, wait_until
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
@@ -28,19 +27,11 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """The folder of a whole run, with its peak and its page, in a process as users start it, and what it said."""
-    folder = tmp_path_factory.mktemp("whole")
-    environment = {**os.environ, "TRAINSTONE_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
-    done = subprocess.run(command_line(*QUICK, "--json"), cwd=folder, env=environment, capture_output=True, text=True)
-    return find_run(folder), Finished(done.returncode, done.stdout, done.stderr)
-
-
-def test_json_is_one_document_with_the_keys_of_the_contract(whole: tuple[Path, Finished]):
-    run, done = whole
+def test_bench_whole_run_gives_the_document_and_the_folder_of_the_contract(trainstone, tmp_path: Path):
+    """With its peak and its page, in a process as users start it."""
+    done = trainstone(*QUICK, "--json")
     assert done.code == 0, done.err
-    result = done.json()
+    result, run = done.json(), find_run(tmp_path)
     assert set(result) >= KEYS
     assert result["status"] == "ok"
     assert set(result["recipe"]) == {"name", "version", "sha256"}
@@ -59,13 +50,8 @@ def test_json_is_one_document_with_the_keys_of_the_contract(whole: tuple[Path, F
     assert result["noise"]["grade"] in "ABC"
     assert result["verdict"].startswith("ResNet-18: ")
     assert result == json.loads((run / "result.json").read_text())
-
-
-def test_the_run_folder_holds_what_the_contract_names(whole: tuple[Path, Finished]):
-    run, _ = whole
-    names = {path.name for path in run.iterdir()}
-    host = json.loads((run / "result.json").read_text())["process"]["host"]
-    assert names == {
+    host = result["process"]["host"]
+    assert {path.name for path in run.iterdir()} == {
         "result.json", "config.toml", "machine.json", "steps-rank0000.csv", f"telemetry-{host}-cpu.csv", "log.txt",
         "report.html",
     }  # fmt: skip

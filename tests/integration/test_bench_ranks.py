@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished, find_run, narrow_arguments
+from command import find_run, narrow_arguments
 from nursery import Child, Nursery, wait_until
-from trainstone.results.schema import Result
 from trainstone.results.steps import Columns, read_columns
 from trainstone.results.store import read_result
 from trainstone.results.timeline import analyse_trace
@@ -28,16 +27,11 @@ def read_steps(run: Path, rank: int) -> Columns:
     return read_columns(run / f"steps-rank{rank:04d}.csv")
 
 
-@pytest.fixture(scope="module")
-def benched(nursery: Nursery) -> tuple[Path, Result, list[Finished]]:
-    ended = [child.wait() for child in start(nursery, "bench", "bench-two", "--iterations", "40")]
-    assert [one.code for one in ended] == [0, 0], ended
+def test_bench_on_two_ranks_makes_one_run_of_both(nursery: Nursery):
+    first, second = (child.wait() for child in start(nursery, "bench", "bench-two", "--iterations", "40"))
+    assert (first.code, second.code) == (0, 0), first.err
     run = find_run(nursery.folder / "bench-two")
-    return run, read_result(run), ended
-
-
-def test_two_ranks_make_one_run_with_the_steps_of_both(benched: tuple[Path, Result, list[Finished]]):
-    run, result, (first, second) = benched
+    result = read_result(run)
     assert (result.status, result.world.ranks, result.kind) == ("ok", 2, "bench")
     steps = [read_steps(run, rank) for rank in (0, 1)]
     assert [len(columns["step"]) for columns in steps] == [40, 40]
@@ -47,35 +41,23 @@ def test_two_ranks_make_one_run_with_the_steps_of_both(benched: tuple[Path, Resu
     assert "images/s on 2 ranks" in (result.verdict or "")
     assert "images/s on 2 ranks" in first.out
     assert (second.out, second.err) == ("", "")
-
-
-def test_throughput_is_the_images_of_both_by_the_time_of_the_first(benched: tuple[Path, Result, list[Finished]]):
-    run, result, _ = benched
-    throughput, steps = result.throughput, read_steps(run, 0)
+    # The images of both by the time of the first.
+    throughput, used = result.throughput, result.utilisation
     assert throughput is not None
+    assert used is not None
     inside = slice(throughput.steady_from_step, None)
-    expected = 2 * steps["images"][inside].sum() / steps["step_seconds"][inside].sum()
+    expected = 2 * steps[0]["images"][inside].sum() / steps[0]["step_seconds"][inside].sum()
     assert throughput.images_per_second == pytest.approx(expected, rel=1e-9)
-    assert result.utilisation is not None
-    used = result.utilisation
     assert used.mfu == pytest.approx(
         throughput.images_per_second / 2 * used.flops_per_image / used.peak_flops, rel=1e-6
     )
     assert result.energy is None  # both would read the same counter
-    assert result.throughput.num_steps == len(steps["step"][inside])
-
-
-def test_each_device_tells_its_own(benched: tuple[Path, Result, list[Finished]]):
-    run, result, _ = benched
+    assert throughput.num_steps == len(steps[0]["step"][inside])
     assert [device.rank for device in result.devices] == [0, 1]
-    for rank, device in enumerate(result.devices):
-        seconds = read_steps(run, rank)["step_seconds"]
-        assert min(seconds) <= device.step_seconds_median <= max(seconds)
-        assert device.data_wait_seconds == pytest.approx(read_steps(run, rank)["data_seconds"].sum())
-
-
-def test_what_is_exchanged_and_what_it_costs(benched: tuple[Path, Result, list[Finished]]):
-    _, result, (first, _) = benched
+    for device, columns in zip(result.devices, steps, strict=True):
+        assert min(columns["step_seconds"]) <= device.step_seconds_median <= max(columns["step_seconds"])
+        assert device.data_wait_seconds == pytest.approx(columns["data_seconds"].sum())
+    # What is exchanged, and what it costs.
     told = result.communication
     assert told is not None
     assert told.gradient_bytes % 4 == 0  # fp32

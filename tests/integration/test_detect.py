@@ -40,7 +40,7 @@ def trained(nursery: Nursery) -> tuple[Path, Result]:
     return find_run(out), read_result(find_run(out))
 
 
-def test_scenes_are_learned_to_the_target(trained: tuple[Path, Result]):
+def test_scenes_are_learned_to_the_target_and_shown(nursery: Nursery, trained: tuple[Path, Result]):
     run, result = trained
     quality = result.quality
     assert (result.status, quality.metric, quality.target) == ("target_reached", "map50", TARGET)
@@ -53,18 +53,15 @@ def test_scenes_are_learned_to_the_target(trained: tuple[Path, Result]):
     # What is reached is known an epoch later, and the best weights are those that reached it.
     assert quality.epochs == quality.history[-1].epoch + 1
     assert (run / "checkpoints/best.safetensors").exists()
-
-
-def test_its_page_shows_curves_classes_and_pictures(nursery: Nursery, trained: tuple[Path, Result]):
-    run, result = trained
-    assert {table.name for table in result.quality.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
-    assert result.quality.pictures
-    for shown in result.quality.pictures:
+    # Its page shows curves, classes and pictures.
+    assert {table.name for table in quality.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
+    assert quality.pictures
+    for shown in quality.pictures:
         assert (run / shown.file).read_bytes().startswith(b"\xff\xd8")
         assert shown.boxes
     assert nursery.run("report", str(run)).code == 0
     page = (run / "report.html").read_text()
-    assert page.count("data:image/jpeg;base64,") >= len(result.quality.pictures)
+    assert page.count("data:image/jpeg;base64,") >= len(quality.pictures)
 
 
 def test_mlperfs_checker_takes_its_log(nursery: Nursery, trained: tuple[Path, Result]):

@@ -5,9 +5,7 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
-
-from command import Finished, find_run, tiny_arguments
+from command import find_run, tiny_arguments
 from nursery import Nursery, wait_until
 from trainstone.formats.kineto import read_trace
 from trainstone.results.store import read_result
@@ -15,35 +13,23 @@ from trainstone.results.store import read_result
 PROFILE = ("profile", *tiny_arguments(), "--start", "6", "--iterations", "2", "--out", "runs")
 
 
-@pytest.fixture(scope="module")
-def profiled(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
-    folder = tmp_path_factory.mktemp("profiled")
+def test_profile_accounts_for_the_steps_on_the_terminal_in_the_result_and_in_the_trace(quick, tmp_path: Path):
     # Steps long enough that what a neighbour takes from the few moments between marks is no share of them.
-    done = nursery.start(*PROFILE, "--set", "data.image_size=96", cwd=folder, whole=True).wait()
+    done = quick(*PROFILE, "--set", "data.image_size=96", whole=True)
     assert done.code == 0, done.err
-    return done, find_run(folder)
-
-
-def test_the_terminal_says_where_the_time_goes(profiled: tuple[Finished, Path]):
-    done, run = profiled
+    run = find_run(tmp_path)
     assert "operators run for " in done.out
     for row in ("where ", "busy ", "profiler ", "operators ", "roofline ", "trace "):
         assert f"\n  {row}" in done.out
     assert "steps 6 to 7 were profiled" in " ".join(done.out.split())
     assert str(run / "report.html") in done.out or "report.html" in done.out
-
-
-def test_the_steps_are_accounted_for(profiled: tuple[Finished, Path]):
-    timeline = read_result(profiled[1]).timeline
+    timeline = read_result(run).timeline
     assert timeline is not None
     assert timeline.accounted_share >= 0.97
     assert [step.step for step in timeline.steps] == [6, 7]
     assert timeline.roofline is not None
     assert timeline.overhead is not None
-
-
-def test_the_trace_is_kept_for_perfetto(profiled: tuple[Finished, Path]):
-    trace = profiled[1] / "trace" / "rank0000.json.gz"
+    trace = run / "trace" / "rank0000.json.gz"  # kept for Perfetto
     document = json.loads(gzip.decompress(trace.read_bytes()))
     assert document["distributedInfo"] == {"rank": 0, "world_size": 1}
     marks = {event["name"] for event in document["traceEvents"] if event.get("cat") == "user_annotation"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser
+from browser import Browser, BrowserError
 from command import Finished
 
 CASES = ["good", "never-steady", "throttled", "data-starved", "killed", "ten-ranks"]
@@ -165,3 +165,26 @@ def test_wrong_input(quick, golden, tmp_path: Path):
     assert quick("report", str(good), "--page", "absent/folder/x.html").code == 7
     (tmp_path / "file").write_text("")
     assert quick("report", str(good), "--svg", "file").code == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "error", "request_"),
+    [
+        ("<script>console.error('bad', 7)</script>", "bad 7", ""),
+        ("<script>undefinedFunction()</script>", "undefinedFunction is not defined", ""),
+        ("<script>fetch('http://example.com/x').catch(() => {})</script>", "", "http://example.com/x"),
+        ("<img src='http://example.com/x'>", "", "http://example.com/x"),
+    ],
+)
+def test_browser_lists_errors_and_requests(browser: Browser, tmp_path: Path, body: str, error: str, request_: str):
+    path = tmp_path / "page one & only.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8><title>Ünder test</title>{body}", encoding="utf-8")
+    # Sees what a page does wrong: else no test of a page could fail.
+    page = browser.open(path, width=640, height=480, dark=True)
+    assert page.evaluate("[document.title, innerWidth, innerHeight]") == ["Ünder test", 640, 480]
+    assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") is True
+    with pytest.raises(BrowserError):
+        page.evaluate("null.x")
+    assert error in " ".join(page.console_errors)
+    assert page.network_requests == ([request_] if request_ else [])

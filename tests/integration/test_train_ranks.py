@@ -34,17 +34,25 @@ def grouped(nursery: Nursery) -> Learned:
     return train(nursery, 1, "one-group", model__norm="group")
 
 
-@pytest.fixture(scope="module")
-def both(nursery: Nursery) -> tuple[Learned, list[Finished]]:
-    ended = run_all(nursery, 2, "two-group", model__norm="group", train__batch_size=8, stop__epochs=1.0)
-    return read_learned(find_run(nursery.folder / "two-group"), 2), ended
-
-
-def test_two_ranks_learn_as_one_does(grouped: Learned, both: tuple[Learned, list[Finished]]):
+def test_train_on_two_ranks_learns_as_on_one_and_only_the_first_speaks(nursery: Nursery, grouped: Learned):
+    first, second = run_all(nursery, 2, "two-group", model__norm="group", train__batch_size=8, stop__epochs=1.0)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert "ResNet-18: best" in first.out
+    assert (second.out, second.err) == ("", "")
+    run = find_run(nursery.folder / "two-group")
+    learned = read_learned(run, 2)
     assert len(grouped.steps[0]["step"]) == 6
-    assert furthest(grouped, both[0]) < 1e-5
-    assert mean_losses(both[0]) == pytest.approx(mean_losses(grouped), abs=1e-5)
-    assert both[0].judged[-1][3]["loss"] == pytest.approx(grouped.judged[-1][3]["loss"], abs=1e-5)
+    assert furthest(grouped, learned) < 1e-5
+    assert mean_losses(learned) == pytest.approx(mean_losses(grouped), abs=1e-5)
+    assert learned.judged[-1][3]["loss"] == pytest.approx(grouped.judged[-1][3]["loss"], abs=1e-5)
+    result = learned.result
+    assert (result.world.ranks, result.world.nodes) == (2, 1)
+    assert [device.rank for device in result.devices] == [0, 1]
+    assert {"steps-rank0001.csv", "log-rank0001.txt"} <= set(result.files)
+    assert "top1" in (run / "log-rank0001.txt").read_text()
+    assert learned.steps[0]["images"].tolist() == learned.steps[1]["images"].tolist() == [8] * 6
+    assert result.quality.global_batch == 16
+    assert len([name for name in result.files if name.startswith("telemetry-")]) == 2
 
 
 def test_two_batches_a_step_learn_as_one_of_both_does(nursery: Nursery, grouped: Learned):
@@ -60,22 +68,6 @@ def test_batch_norm_over_two_ranks_learns_as_one_rank_does(nursery: Nursery):
     assert any("running_var" in name for name in one.tensors)
     assert furthest(one, two) < 1e-5
     assert mean_losses(two) == pytest.approx(mean_losses(one), abs=1e-5)
-
-
-def test_only_the_first_rank_speaks_and_each_is_recorded(nursery: Nursery, both: tuple[Learned, list[Finished]]):
-    learned, (first, second) = both
-    assert (first.code, second.code) == (0, 0)
-    assert "ResNet-18: best" in first.out
-    assert (second.out, second.err) == ("", "")
-    result, run = learned.result, find_run(nursery.folder / "two-group")
-    assert (result.world.ranks, result.world.nodes) == (2, 1)
-    assert [device.rank for device in result.devices] == [0, 1]
-    assert {"steps-rank0001.csv", "log-rank0001.txt"} <= set(result.files)
-    assert "top1" in (run / "log-rank0001.txt").read_text()
-    assert learned.steps[0]["images"].tolist() == learned.steps[1]["images"].tolist() == [8] * 6
-    assert result.quality.global_batch == 16
-    telemetry = [name for name in result.files if name.startswith("telemetry-")]
-    assert len(telemetry) == 2
 
 
 def test_any_number_of_ranks_judges_every_picture_once(nursery: Nursery):

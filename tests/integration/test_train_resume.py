@@ -9,7 +9,7 @@ import pytest
 from command import find_run
 from launching import RANK_STEPS, kill_and_resume, start, wait_for_steps
 from nursery import Nursery
-from small_training import Learned, assert_same, read_learned
+from small_training import Learned, assert_same, assert_trained_alike, read_learned
 
 pytestmark = pytest.mark.slow
 
@@ -85,13 +85,8 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(nursery: Nursery, u
     assert stopped.steps[0]["step"].tolist() == stopped.steps[1]["step"].tolist()
     assert len(stopped.steps[0]["step"]) == stopped.document["step"] < RANK_STEPS[2]
     assert nursery.run("train", "--resume", str(run), world=2).code == 0
-    learned, whole = read_learned(run, 2), undisturbed(2)
     # Running statistics were averaged once more, when it stopped; nothing trained depends on them.
-    weights = [name for name in learned.tensors if ".running_" not in name]
-    assert [name for name in weights if not learned.tensors[name].equal(whole.tensors[name])] == []
-    for name, tensor in learned.tensors.items():
-        assert tensor.float().allclose(whole.tensors[name].float(), rtol=1e-5, atol=1e-6), name
-    assert [columns["loss"].tolist() for columns in learned.steps] == [c["loss"].tolist() for c in whole.steps]
+    assert_trained_alike(read_learned(run, 2), undisturbed(2))
 
 
 def test_under_nohup_a_closed_terminal_changes_nothing(nursery: Nursery, undisturbed):

@@ -42,7 +42,9 @@ def whole(nursery: Nursery) -> tuple[Path, Finished]:
     return find_run(out), ended
 
 
-def test_each_run_is_what_it_would_be_alone(nursery: Nursery, whole: tuple[Path, Finished]):
+def test_train_runs_makes_one_document_of_runs_that_are_as_they_would_be_alone(
+    nursery: Nursery, whole: tuple[Path, Finished]
+):
     run, ended = whole
     assert ended.code == 8, ended.err
     children = find_children(run)
@@ -52,10 +54,6 @@ def test_each_run_is_what_it_would_be_alone(nursery: Nursery, whole: tuple[Path,
     assert alone.code == 0
     assert_same(read_learned(children[4]), read_learned(find_run(out)))
     assert read_learned(children[3]).judged != read_learned(children[4]).judged
-
-
-def test_the_result_is_one_document_that_tells_of_both(whole: tuple[Path, Finished]):
-    run, ended = whole
     document = json.loads(ended.out)
     assert document == json.loads((run / "result.json").read_text())
     result = read_result(run)
@@ -66,10 +64,10 @@ def test_the_result_is_one_document_that_tells_of_both(whole: tuple[Path, Finish
     assert [(row.seed, row.status, row.reached, row.epochs) for row in rows] == [
         (seed, "target_missed", False, 20.0) for seed in (3, 4)
     ]
-    children = [read_result(run / row.run) for row in rows]
-    assert [row.value for row in rows] == [child.quality.value for child in children]
-    assert result.quality.value == pytest.approx(sum(child.quality.value for child in children) / 2)
-    assert result.config == children[0].config == children[1].config | {"seed": 3}
+    third, fourth = (read_result(run / row.run) for row in rows)
+    assert [row.value for row in rows] == [third.quality.value, fourth.quality.value]
+    assert result.quality.value == pytest.approx((third.quality.value + fourth.quality.value) / 2)
+    assert result.config == third.config == fourth.config | {"seed": 3}
     assert "0 of 2 runs reached 90 % top-1" in result.verdict
 
 

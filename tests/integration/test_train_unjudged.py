@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from command import NARROW, Finished, find_run
+from command import NARROW, find_run
 from nursery import Nursery, wait_until
 from small_sets import make_set
 from small_training import assert_same, read_learned, train_here
@@ -38,19 +38,15 @@ def make_config(pictures: Path, *settings: str) -> Config:
     return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(pictures))}", *settings])
 
 
-@pytest.fixture(scope="module")
-def alone(nursery: Nursery, pictures: Path) -> tuple[Path, Finished]:
-    out = nursery.folder / "unjudged"
-    ended = nursery.run(*list_arguments(pictures, out, "--iterations", "12"))
-    return find_run(out), ended
-
-
-def test_it_is_trained_and_says_that_nothing_was_evaluated(alone: tuple[Path, Finished]):
-    run, ended = alone
+def test_train_without_validation_data_says_that_nothing_was_evaluated(
+    nursery: Nursery, pictures: Path, tmp_path: Path
+):
+    ended = nursery.run(*list_arguments(pictures, tmp_path, "--iterations", "12"))
     assert ended.code == 0, ended.err
     assert VERDICT in ended.out
     assert "info: " in ended.out
     assert "[not-evaluated]" in ended.out
+    run = find_run(tmp_path)
     result = read_result(run)
     assert result.status == "ok"
     assert result.verdict.startswith(VERDICT)
@@ -59,10 +55,7 @@ def test_it_is_trained_and_says_that_nothing_was_evaluated(alone: tuple[Path, Fi
     assert result.phases.eval_seconds == 0
     assert read_learned(run).document["step"] == 12
     assert not (run / "checkpoints/best.safetensors").exists()
-
-
-def test_its_mlperf_log_is_whole_but_for_the_accuracy(alone: tuple[Path, Finished]):
-    events = {event.key: event.value for event in read_mllog(alone[0] / "mlperf.log")}
+    events = {event.key: event.value for event in read_mllog(run / "mlperf.log")}
     assert events["eval_samples"] == 0
     assert "eval_accuracy" not in events
     assert "eval_start" not in events
@@ -94,11 +87,9 @@ def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
         assert told.train_seconds is not None
 
 
-@pytest.mark.parametrize("limit", [("--seconds", "0.5", "--iterations", "0")])
-def test_two_ranks_stand_in_the_original_s_files(
-    nursery: Nursery, pictures: Path, tmp_path: Path, limit: tuple[str, ...]
-):
-    arguments = list_arguments(pictures, tmp_path / "two", "--set", "stop.epochs=9999", *limit)
+def test_two_ranks_stand_in_the_original_s_files(nursery: Nursery, pictures: Path, tmp_path: Path):
+    limit = ("--set", "stop.epochs=9999", "--seconds", "0.5", "--iterations", "0")
+    arguments = list_arguments(pictures, tmp_path / "two", *limit)
     ended = nursery.run(*arguments, world=2)
     assert ended.code == 0, ended.err
     run = find_run(tmp_path / "two")

@@ -80,19 +80,14 @@ def test_a_log_cannot_lead_the_checker_to_rules_of_its_own(tmp_path, lines):
     assert ran.exists()
 
 
-def test_old_lines_are_looked_at_too(tmp_path):
+def test_refuse_paths_reads_old_lines_too_and_leaves_those_that_are_no_events_to_the_checker(tmp_path):
     log = tmp_path / "log"
+    for text in ("", "x", ":::MLLOG {", ":::MLLOG []", ":::MLLOG 5", ":::MLL 1 a: 7", ":::MLLOG " + "[" * 9000):
+        log.write_text(text)
+        refuse_paths(log)
     log.write_text(':::MLL 1.5 submission_benchmark: {"value": "../evil", "metadata": {}}\n')
     with pytest.raises(DataError, match="submission_benchmark"):
         refuse_paths(log)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x", ":::MLLOG {", ":::MLLOG []", ":::MLLOG 5", ":::MLL 1 a: 7", ":::MLLOG " + "[" * 9000]
-)
-def test_lines_that_are_no_events_are_left_to_the_checker(tmp_path, text):
-    (tmp_path / "log").write_text(text)
-    refuse_paths(tmp_path / "log")
 
 
 def test_a_checker_that_never_ends_is_ended(monkeypatch, good):

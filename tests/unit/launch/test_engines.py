@@ -1,13 +1,17 @@
+"""The words of engines and what they refuse; the verb that is launched: its words, its system, its folder."""
+
 import shlex
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from launching import make_verb
-from trainstone.config.schema import LaunchConfig, System
-from trainstone.errors import ConfigError, MachineError
-from trainstone.launch import engines
+from small_training import make_config
+from trainstone.config.schema import Config, LaunchConfig, System
+from trainstone.errors import ConfigError, MachineError, ResultError
+from trainstone.launch import engines, verb
 from trainstone.launch.engines import (
     Options,
     check_room,
@@ -18,7 +22,9 @@ from trainstone.launch.engines import (
     read_hostfile,
     read_hosts,
 )
+from trainstone.launch.verb import prepare_folder, read_verb
 from trainstone.machine.cpus import Cores
+from trainstone.results.store import create_run
 
 
 def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch):
@@ -41,10 +47,10 @@ def test_check_room_refuses_more_ranks_than_cores_or_memory(
     monkeypatch: pytest.MonkeyPatch, cores: int, memory_ranks: int, fitting: int
 ):
     set_machine(monkeypatch, cores=cores, memory_ranks=memory_ranks)
-    verb = make_verb("demo-classify", "--set", "name='a b'")
-    check_room(verb, fitting)
+    train = make_verb("demo-classify", "--set", "name='a b'")
+    check_room(train, fitting)
     with pytest.raises(MachineError) as raised:
-        check_room(verb, fitting + 1, 2)
+        check_room(train, fitting + 1, 2)
     message, hint = raised.value.message, str(raised.value.hint).splitlines()
     assert message.startswith(f"cannot start {fitting + 1} ranks on ")
     assert f"it has {cores} CPUs and " in message
@@ -52,7 +58,7 @@ def test_check_room_refuses_more_ranks_than_cores_or_memory(
     words = ["--ranks", str(fitting), "--max-restarts", "2", "--", "train", "demo-classify", "--set", "name='a b'"]
     assert shlex.split(hint[0]) == ["trainstone", "launch", "local", *words]
     assert hint[1] == "--oversubscribe starts them nevertheless"
-    check_room(verb, fitting + 1, oversubscribe=True)
+    check_room(train, fitting + 1, oversubscribe=True)
 
 
 def test_check_room_never_gives_two_ranks_one_cuda_device(monkeypatch: pytest.MonkeyPatch):
@@ -112,3 +118,78 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engines.shutil, "which", lambda name: name if name == "mpirun" else None)
     with pytest.raises(MachineError, match="Apptainer"):
         check_start(plan, options, make_verb())
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    lines: list[list[str]] = []
+
+    def ask_plan(name: str, arguments: Sequence[str]) -> Config:
+        lines.append([name, *arguments])
+        return make_config()
+
+    monkeypatch.setattr(verb, "ask_plan", ask_plan)
+    return lines
+
+
+def test_what_concerns_the_launcher_is_taken_out(asked: list[list[str]]):
+    words = ["train", "x; y", "--json", "-q", "--out", "there", "--system=bede-1x4", "--dry-run"]
+    read = read_verb(words, system=None)
+    assert read.arguments == ("x; y", "--out", "there", "--system=bede-1x4")
+    assert asked == [["train", *read.arguments]]
+    assert (read.as_json, read.quiet, read.dry_run) == (True, True, True)
+    assert (read.out, read.resume) == (Path("there"), None)
+    assert read.system is not None
+    assert read.system.devices_per_node == 4
+    assert read.command("python3")[-5:] == ["train", *read.arguments]
+
+
+def test_the_launchers_system_is_the_verbs_too_but_eval_takes_only_its_geometry(asked: list[list[str]]):
+    assert read_verb(["bench", "x"], system="bede-1x4").arguments == ("x", "--system", "bede-1x4")
+    with pytest.raises(ConfigError, match="--system bede-1x1 and --system bede-1x4"):
+        read_verb(["bench", "--system", "bede-1x4"], system="bede-1x1")
+    read = read_verb(["eval", "RUN"], system="bede-4x4")
+    assert read.arguments == ("RUN",)
+    assert read.system is not None
+    assert read.system.nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "nothing cannot be launched"),
+        (["doctor"], "'doctor' cannot be launched"),
+        (["sweep", "x"], "'sweep' cannot be launched"),
+        (["train", "x", "--runs", "5"], "--runs starts worlds of its own"),
+        (["eval", "RUN", "--predict", "a.jpg"], "--predict is the work of one process"),
+        (["eval", "RUN", "--export=x"], "--export is the work of one process"),
+    ],
+)
+def test_what_ranks_cannot_do_together(asked: list[list[str]], words: list[str], told: str):
+    with pytest.raises(ConfigError, match=told):
+        read_verb(words, system=None)
+    assert not asked
+    if words[:1] == ["sweep"]:
+        assert read_verb(words, system=None, ranks=1).name == "sweep"
+
+
+def test_a_verbs_own_mistake_keeps_its_message_and_code():
+    with pytest.raises(ConfigError, match="no-such-recipe"):
+        read_verb(["bench", "no-such-recipe"], system=None)
+
+
+def test_prepare_folder_keeps_that_of_a_resumed_run_or_says_what_is_wrong(tmp_path: Path):
+    begun = create_run(tmp_path, "train", make_config(), "x")
+    run = begun.path
+    with pytest.raises(ResultError, match="is still running"):
+        prepare_folder(make_verb(resume=run))
+    begun.update(status="interrupted")
+    (run / "launch").mkdir()
+    (run / "launch/code").write_text("75\n")
+    assert prepare_folder(make_verb(resume=run)) == run
+    assert not (run / "launch/code").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="cannot write run folder"):
+        prepare_folder(make_verb(out=tmp_path / "file"))
+    with pytest.raises(ResultError, match="no result in"):
+        prepare_folder(make_verb(resume=tmp_path / "none"))

@@ -79,7 +79,7 @@ def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
     assert list(tmp_path.rglob("hacked")) == []
 
 
-def test_a_line_break_cannot_make_a_directive():
+def test_a_line_break_cannot_make_a_directive_nor_a_variable_name_a_command(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"invalid --partition .* has a line break"):
         script_of("demo-classify", partition="a\n#SBATCH --nodes=99")
     with pytest.raises(ConfigError, match="has a line break"):
@@ -87,9 +87,6 @@ def test_a_line_break_cannot_make_a_directive():
     script = script_of("demo-classify", "--set", "name=x\ntouch hacked\n#SBATCH --nodes=99")
     assert "--nodes=99" not in directives(script.partition("\nset -u\n")[0])
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
-
-
-def test_system_file_with_an_invalid_variable_name_is_rejected(tmp_path: Path):
     text = 'name = "s"\nsummary = "s"\n[launch.environment]\n"A=1; touch hacked; B" = "x"\n'
     (tmp_path / "s.toml").write_text(text)
     with pytest.raises(ConfigError, match="touch hacked"):
@@ -142,11 +139,14 @@ def test_a_job_goes_on_as_long_as_it_makes_checkpoints(tmp_path: Path):
     assert run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="100")[0] == 75
 
 
-def test_a_task_of_a_fleet_goes_back_by_itself(tmp_path: Path):
+def test_a_task_of_a_fleet_goes_back_by_itself_but_no_rank_that_said_why_it_failed(tmp_path: Path):
     task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n2"}
     code, _, requeued = run_job(tmp_path, STOPPED, fleet=("n1", "n2"), **task)
     assert (code, requeued) == (0, "requeue 7_1\n")
     assert "-j 7_1 " in (tmp_path / "asked").read_text()
+    left = """echo '{ "echo": false }' > $run/launch/failed-rank0000.json; exit 143"""
+    assert run_job(tmp_path, left)[0] == 3
+    assert run_job(tmp_path, left.replace("false", "true"))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,6 @@ def test_a_task_of_a_fleet_goes_back_by_itself(tmp_path: Path):
 def test_ranks_that_died_of_the_signal_to_stop_start_again(tmp_path: Path, said: str, ended: int, again: bool):
     code, log, requeued = run_job(tmp_path, f'printf "%s\\n" "srun: error: {said}" >&2; exit {ended}')
     assert (code, bool(requeued)) == ((0, True) if again else (3, False)), log
-
-
-def test_a_rank_that_said_why_it_failed_is_no_stop(tmp_path: Path):
-    left = """echo '{ "echo": false }' > $run/launch/failed-rank0000.json; exit 143"""
-    assert run_job(tmp_path, left)[0] == 3
-    assert run_job(tmp_path, left.replace("false", "true"))[0] == 0
 
 
 def test_options_of_sbatch_are_quoted_as_it_reads_them():

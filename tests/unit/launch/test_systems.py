@@ -116,8 +116,9 @@ def test_every_shipped_system_is_in_the_table():
 
 
 @pytest.mark.parametrize("system", TABLE)
-def test_slurm_script_of_a_system(system: str, here: Path):
+def test_launch_of_a_system_starts_what_its_original_did(system: str, here: Path):
     starts = TABLE[system]
+    verb_words = ["bench", starts.recipe, "--system", system]
     script = dry_run("slurm", "--system", system, "--", "bench", starts.recipe)
     known = {"partition": starts.partition, "gres": starts.gres, "time": starts.time}
     assert read_directives(script) == {
@@ -132,40 +133,29 @@ def test_slurm_script_of_a_system(system: str, here: Path):
         "no-requeue": None,
         **starts.sbatch,
     }
-    assert find_words(script, "srun") == [
-        *("srun", "--kill-on-bad-exit=1", *TRAINSTONE),
-        *("bench", starts.recipe, "--system", system),
-    ]
+    assert find_words(script, "srun") == ["srun", "--kill-on-bad-exit=1", *TRAINSTONE, *verb_words]
     exports = read_exports(script)
     assert exports.pop("SLURM_EXPORT_ENV") == "ALL"
     assert {name: exports[name] for name in exports if not name.startswith("TRAINSTONE_")} == starts.environment
     assert set(starts.prologue) <= set(script.splitlines())
     assert ("module" in script) == bool(starts.prologue)
 
-
-@pytest.mark.parametrize("system", TABLE)
-def test_mpirun_of_a_system(system: str, here: Path):
-    starts = TABLE[system]
     script = dry_run("mpi", "--system", system, "--", "bench", starts.recipe)
     names = sorted(["TRAINSTONE_BIND", "TRAINSTONE_LAUNCH", "TRAINSTONE_RANKS", "TRAINSTONE_RUN", *starts.environment])
     passed = [word for name in names for word in ("-x", name)]
     assert find_words(script, "exec") == [
         *("exec", "mpirun", "-np", str(starts.nodes * starts.ranks)),
-        *("--bind-to", "none", "--wdir", str(here), *ROOT_WORDS, *passed),
-        *(*TRAINSTONE, "bench", starts.recipe, "--system", system),
+        *("--bind-to", "none", "--wdir", str(here), *ROOT_WORDS, *passed, *TRAINSTONE, *verb_words),
     ]
     assert read_exports(script).items() >= starts.environment.items()
 
-
-@pytest.mark.parametrize("system", [name for name, starts in TABLE.items() if starts.nodes == 1])
-def test_torchrun_of_a_system_of_one_node(system: str):
-    starts = TABLE[system]
+    if starts.nodes > 1:
+        return
     options = ["--ranks", str(starts.ranks), "--oversubscribe", "--system", system]
     script = dry_run("local", *options, "--", "bench", starts.recipe)
     assert find_words(script, "exec") == [
         *("exec", *TRAINSTONE[:-1], "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(starts.ranks), "--max-restarts", "0", "--no-python", "--"),
-        *(*TRAINSTONE, "bench", starts.recipe, "--system", system),
+        *("--nproc-per-node", str(starts.ranks), "--max-restarts", "0", "--no-python", "--", *TRAINSTONE, *verb_words),
     ]
     assert read_exports(script).items() >= starts.environment.items()
 

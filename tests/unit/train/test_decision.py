@@ -211,14 +211,11 @@ def record(step: int, seconds: float, loss: float = 2.0) -> StepRecord:
     return StepRecord(step, 0, 0.0, seconds / 4, seconds, 10, loss, 0.1)
 
 
-def test_the_first_of_equal_evaluations_is_the_best():
+def test_course_takes_the_first_of_equal_evaluations_for_the_best_and_any_for_the_target():
     course = make_course(judged(10, 0.5), judged(20, 0.5))
     assert course.best.step == 10
     assert not course.is_best_now
     assert make_course(judged(10, 0.5), judged(20, 0.6)).is_best_now
-
-
-def test_any_evaluation_may_reach_the_target():
     course = make_course(judged(10, 0.5))
     assert course.has_reached(0.5)
     assert not course.has_reached(0.51)

@@ -229,11 +229,8 @@ def test_ranks_gather_and_hear(answers: list[Any]):
     assert [talk["gathered"] for talk in talks] == [documents, None, None]
     assert [talk["rows"] for talk in talks] == [[[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 4, None, None]
     assert all(talk["heard"] == {"run": "ö", "seed": 3} for talk in talks)
-
-
-def test_running_statistics_are_averaged_and_counters_left(answers: list[Any]):
-    norms = [answer["talk"]["norm"] for answer in answers]
-    assert norms == [[[1.0, 1.0], [1.0, 4.0], number] for number in range(3)]
+    # Running statistics are averaged, counters left.
+    assert [talk["norm"] for talk in talks] == [[[1.0, 1.0], [1.0, 4.0], number] for number in range(3)]
 
 
 def test_ranks_agree_one_call_later(answers: list[Any]):
@@ -253,10 +250,6 @@ def test_gradients_are_the_mean_over_ranks(answers: list[Any]):
         assert torch.allclose(gradients[compression], gradients["mean"], atol=error * size)
 
 
-def test_settling_leaves_no_trace(answers: list[Any]):
-    assert [answer["settling"] for answer in answers] == [{"same": True, "gradients": 0, "random": True}] * 3
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_resumed_run_is_the_run_that_never_stopped(way: str, answers: list[Any], resumed: list[Any]):
     for straight, again in zip(answers, resumed, strict=True):
@@ -265,7 +258,8 @@ def test_a_resumed_run_is_the_run_that_never_stopped(way: str, answers: list[Any
     assert all(learned(again[way]) == learned(resumed[0][way]) for again in resumed)  # all ranks have one model
 
 
-def test_without_settling_it_would_not_be(answers: list[Any], resumed: list[Any]):
+def test_settling_leaves_no_trace_and_without_it_a_resumed_run_would_differ(answers: list[Any], resumed: list[Any]):
+    assert [answer["settling"] for answer in answers] == [{"same": True, "gradients": 0, "random": True}] * 3
     assert learned(resumed[0]["unsettled"]) != learned(answers[0]["trained"]["plain"]["end"])
 
 

@@ -243,17 +243,13 @@ def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.Mo
     [
         (["train.batch_size=1"], r"^B: train.batch_size = 1 with data.image_size = 32"),
         (["train.batch_size=2", "engine.nvtx=true"], r"^B: --strict: engine.nvtx needs CUDA"),
+        (["device=cuda:1"], "A asks for cpu, B for cuda:1"),
     ],
 )
-def test_errors_of_fitting_name_their_variant(settings: list[str], message: str):
+def test_errors_of_fitting_name_their_variant(monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str):
+    monkeypatch.setattr(interleave, "choose_device", torch.device)
     with pytest.raises(ConfigError, match=message):
         fit_pair(make("train.batch_size=2"), make(*settings), same_recipe=True, strict=True)
-
-
-def test_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(interleave, "choose_device", torch.device)
-    with pytest.raises(ConfigError, match="A asks for cpu, B for cuda:1"):
-        fit_pair(make(), make("device=cuda:1"), same_recipe=True, strict=False)
 
 
 def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):

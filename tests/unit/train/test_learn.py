@@ -1,31 +1,35 @@
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY, MagicMock, call
 
 import pytest
 import torch
 
+from made_learning import make_training, write_training
 from small_sets import CLASSES, Listed, to_classify, write_set
 from small_training import Learned, assert_same, make_config, read_learned, train_here
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.sample import DataSet, Split
-from trainstone.errors import DataError, RunError
+from trainstone.errors import DataError, OutOfMemoryError, ResultError, RunError
 from trainstone.formats.mllog import parse_line
 from trainstone.machine.ranks import Rank
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import Sink
-from trainstone.results import schema
 from trainstone.results.progress import Progress
-from trainstone.results.quality import Evaluation
 from trainstone.results.samples import Sample
-from trainstone.results.steps import StepRecord, read_columns
-from trainstone.results.store import RunFolder, read_result
+from trainstone.results.steps import read_columns
+from trainstone.results.store import RunFolder, create_run, read_result, reopen_run
 from trainstone.train import checkpoint, start, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.course import Course
 from trainstone.train.distributed import World
+from trainstone.train.lifecycle import lifecycle
 from trainstone.train.optim import LossScale
 from trainstone.train.original.lines import Seat
 from trainstone.train.start import find_seats, list_doubts, open_both
@@ -137,56 +141,27 @@ def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monk
     assert read_result(run).status == "failed"
 
 
-class EventLog(Sink):
-    """Keeps the events of a run, and what is in its folder at each of them."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self.events: list[str] = []
-        self.steps_on_disk: list[int] = []
-
-    def begin_steps(self, done: int) -> None:
-        self.events.append(f"train from {done}")
-
-    def step(self, record: StepRecord) -> None:
-        self.events.append("step")
-
-    def begin_evaluation(self, done: int) -> None:
-        self.events.append(f"evaluate {done}")
-
-    def end_evaluation(self, done: int) -> None:
-        self.events.append(f"evaluated {done}")
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        self.events.append(f"scores of {evaluation.step}")
-
-    def flush(self) -> None:
-        """Nothing of the checkpoint may be there yet, but all of its steps."""
-        self.events.append(f"flush before checkpoint {len(list_checkpoints(self._run / 'checkpoints')) + 1}")
-        self.steps_on_disk.append(len(read_columns(self._run / "steps-rank0000.csv")["step"]))
-
-    def finish(self, status: schema.Status) -> None:
-        self.events.append(f"finish {status}")
-
-    def close(self) -> None:
-        self.events.append("close")
-
-
 def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    sinks: list[EventLog] = []
+    sink, on_disk = MagicMock(spec=Sink), []
 
-    def open_trackers(_config: Any, run: Path, *_: Any, **_more: Any) -> Iterator[Sink]:
-        sinks.append(EventLog(run))
-        yield sinks[0]
+    def note() -> None:
+        """Before a checkpoint: nothing of it may be there yet, but all of its steps."""
+        (run,) = tmp_path.iterdir()
+        steps = len(read_columns(run / "steps-rank0000.csv")["step"])
+        on_disk.append((steps, len(list_checkpoints(run / "checkpoints"))))
 
-    monkeypatch.setattr(to_target, "open_trackers", open_trackers)
+    sink.__enter__.return_value = sink
+    sink.__exit__.side_effect = partial(Sink.__exit__, sink)
+    sink.flush.side_effect = note
+    monkeypatch.setattr(to_target, "open_trackers", lambda *_, **_more: iter([sink]))
     train(tmp_path, monkeypatch, **{"train.batch_size": 32, "checkpoint.best": False})
     expected = []
-    for epoch, done in ((1, 3), (2, 6)):
-        expected += [f"train from {done - 3}", "step", "step", "step", f"evaluate {done}", f"evaluated {done}"]
-        expected += [f"scores of {done}", f"flush before checkpoint {epoch}"]
-    assert sinks[0].events == [*expected, "finish target_missed", "close"]
-    assert sinks[0].steps_on_disk == [3, 6]
+    for done in (3, 6):
+        expected += [call.begin_steps(done - 3), *[call.step(ANY)] * 3, call.begin_evaluation(done)]
+        expected += [call.end_evaluation(done), call.evaluation(ANY), call.flush()]
+    assert sink.method_calls == [*expected, call.finish("target_missed"), call.close()]
+    assert [event.args[0].step for event in sink.evaluation.mock_calls] == [3, 6]
+    assert on_disk == [(3, 0), (6, 1)]
 
 
 ASYNC = {"eval.async": True, "train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.every_epochs": 0.0}
@@ -316,3 +291,83 @@ def test_devices_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch):
     seats = (Seat("a", 0), Seat("a", 1), Seat("b", 0), Seat("b", 1), Seat("a", 2))
     assert find_seats(World(Rank(0, 5), CPU, control="others")) == seats
     assert find_seats(World(Rank(1, 5), CPU, control="others")) == ()
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    return create_run(tmp_path, "bench", load_config("resnet50"), "trainstone bench")
+
+
+def fail_with(run, err: BaseException) -> None:
+    with lifecycle(load_config("resnet50"), run, StopSignals()):
+        raise err
+
+
+@pytest.mark.parametrize(
+    ("raised", "ends_as", "code"),
+    [
+        (RunError("NaN"), RunError, "run-failed"),
+        (OSError(errno.ENOSPC, "No space left on device"), ResultError, "run-failed"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), OutOfMemoryError, "out-of-memory"),
+        (RuntimeError("MPS backend out of memory (MPS allocated"), OutOfMemoryError, "out-of-memory"),
+        (OutOfMemoryError("out of memory: train.batch_size = 9"), OutOfMemoryError, "out-of-memory"),
+        (MemoryError("of numpy"), MemoryError, "out-of-memory"),
+        (RuntimeError("a bug"), RuntimeError, "run-failed"),
+        (ZeroDivisionError("a bug"), ZeroDivisionError, "run-failed"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "interrupted"),
+    ],
+)
+def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, ends_as: type, code: str):
+    with pytest.raises(ends_as):
+        fail_with(run, raised)
+    result = read_result(run.path)
+    assert result.status == ("interrupted" if code == "interrupted" else "failed")
+    assert result.findings[-1].code == code
+
+
+@pytest.mark.parametrize(
+    ("raised", "ends_as"),
+    [
+        (DataError("gone"), DataError),
+        (OSError(errno.ENOSPC, "No space left on device"), ResultError),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), Exception),
+    ],
+)
+def test_a_training_that_is_taken_up_in_vain_stays_as_it_was(tmp_path: Path, raised: Exception, ends_as: type):
+    path = write_training(tmp_path, make_training(verdict="fine"))
+    run = reopen_run(path, "train", "x")
+    with pytest.raises(ends_as):
+        fail_with(run, raised)
+    result = read_result(path)
+    assert (result.status, result.verdict, result.findings) == ("target_reached", "fine", [])
+    assert result.process.starts == 1
+
+
+def test_one_that_has_begun_failed_by_itself(tmp_path: Path):
+    run = reopen_run(write_training(tmp_path), "train", "x")
+    run.begin()
+    with pytest.raises(RunError):
+        fail_with(run, RunError("NaN"))
+    assert read_result(run.path).status == "failed"
+
+
+def test_a_full_disk_does_not_hide_what_happened(run, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trainstone.results.store.write_atomically", fail)
+    with pytest.raises(RunError, match="NaN"):
+        fail_with(run, RunError("NaN"))
+    with pytest.raises(KeyboardInterrupt):
+        fail_with(run, KeyboardInterrupt())
+
+
+def test_a_rank_that_does_not_see_the_folder_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ResultError, match=f"rank 1 on .*: {tmp_path}/none/log.txt: No such file") as failed,
+        lifecycle(load_config("resnet50"), None, StopSignals()),
+    ):
+        (tmp_path / "none/log.txt").open("w")
+    assert "all ranks must see the same run folder" in str(failed.value.hint)

@@ -182,15 +182,10 @@ def losses(*settings: str) -> list[float]:
     return [record.loss for record in train_steps(task, HostTimer(), num_steps=4)]
 
 
-def test_the_same_seed_gives_the_same_bits():
-    assert losses() == losses()
-    assert losses() != losses("seed=1")
-
-
-def test_channels_last_and_not_are_the_same_mathematics():
-    last = losses()
-    first = losses("engine.channels_last=false")
-    assert abs(last[0] - first[0]) < 1e-4
+def test_losses_are_those_of_the_seed_to_the_bit_and_of_both_layouts():
+    found = losses()
+    assert losses() == found != losses("seed=1")
+    assert abs(losses("engine.channels_last=false")[0] - found[0]) < 1e-4
 
 
 def test_building_applies_what_the_process_has_only_once():
@@ -277,15 +272,10 @@ def test_an_update_never_waits_for_the_device():
 SMALL = ["data.image_size=64", "model.width=16"]
 
 
-def write_backbone(path: Path, depth: int = 18) -> dict[str, torch.Tensor]:
-    torch.manual_seed(7)
-    weights = build_resnet(depth, width=16, num_classes=10).state_dict()
-    torch.save(weights, path)
-    return weights
-
-
 def test_a_detector_begins_with_the_backbone_it_is_given(tmp_path: Path):
-    weights = write_backbone(tmp_path / "r18.pth")
+    torch.manual_seed(7)
+    weights = build_resnet(18, width=16, num_classes=10).state_dict()
+    torch.save(weights, tmp_path / "r18.pth")
     settings = [*SMALL, f"model.pretrained={tmp_path / 'r18.pth'}"]
     model = seed_network(load_config("demo-detect", settings=settings), CPU)
     for name, tensor in model.backbone.state_dict().items():
@@ -296,15 +286,10 @@ def test_a_detector_begins_with_the_backbone_it_is_given(tmp_path: Path):
     assert all(tensor.equal(plain.state_dict()[f"heads.{name}"]) for name, tensor in model.heads.state_dict().items())
 
 
-def test_a_run_that_goes_on_does_not_need_the_file(tmp_path: Path):
-    settings = [*SMALL, f"model.pretrained={tmp_path / 'gone.pth'}"]
-    config = load_config("demo-detect", settings=settings)
+@pytest.mark.parametrize("name", ["gone.pth", "r34.pth"])
+def test_seed_network_needs_the_weights_of_its_network_only_where_a_run_begins(tmp_path: Path, name: str):
+    torch.save(build_resnet(34, width=16, num_classes=10).state_dict(), tmp_path / "r34.pth")
+    config = load_config("demo-detect", settings=[*SMALL, f"model.pretrained={tmp_path / name}"])
     seed_network(config, CPU, begins=False)
-    with pytest.raises(TrainstoneError, match=r"gone\.pth"):
+    with pytest.raises(TrainstoneError, match=name.replace(".", r"\.")):
         seed_network(config, CPU)
-
-
-def test_weights_of_another_network_are_refused(tmp_path: Path):
-    write_backbone(tmp_path / "r34.pth", depth=34)
-    with pytest.raises(TrainstoneError, match=r"r34\.pth"):
-        seed_network(load_config("demo-detect", settings=[*SMALL, f"model.pretrained={tmp_path / 'r34.pth'}"]), CPU)
