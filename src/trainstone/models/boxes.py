@@ -178,14 +178,7 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def find_boxes(
-    scores: Tensor,
-    offsets: Tensor,
-    defaults: Tensor,
-    *,
-    min_score: float,
-    before: int,
-    overlap: float,
-    most: int,
+    scores: Tensor, offsets: Tensor, defaults: Tensor, *, min_score: float, before: int, overlap: float, most: int
 ) -> Found:
     """Return the boxes that a network means, at most `most` a picture.
 

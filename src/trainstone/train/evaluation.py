@@ -50,7 +50,7 @@ from trainstone.train.stopping import Pact, record_steps
 from trainstone.train.task import compile_model, count_parameters, feed_device, find_data, open_data, synthetic_batches
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import Batch, choose_eval_batch
+from trainstone.workloads.workload import Batch, Scored, choose_eval_batch
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,21 @@ def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]
     with Scoring(config, world) as scoring:
         scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
         judged = scoring.take()
-    eval_seconds, program_seconds = time.perf_counter() - began, life.seconds
+    conclude_eval(life, config, saved, opened, judged, time.perf_counter() - began, count_parameters(model))
+    return run.result.status
+
+
+def conclude_eval(
+    life: Lifecycle,
+    config: Config,
+    saved: Saved,
+    opened: OpenSplit,
+    judged: Scored,
+    eval_seconds: float,
+    parameters: int,
+) -> None:
+    """Write the final result. All ranks must come here: each describes its device."""
+    run, world, program_seconds = life.run, life.world, life.seconds
     own = schema.Device(host=name_host(), name=name_device(world.device), label=str(world.device))
     devices = gather_devices(world, own)
     evaluation = Evaluation(
@@ -101,7 +115,7 @@ def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]
         history=[evaluation],
         tables=list(judged.tables),
         pictures=list(keep_pictures(run.path, judged)),
-        parameters=count_parameters(model),
+        parameters=parameters,
     )
     title = WORKLOADS[config.workload].title(config)
     run.update(
@@ -112,7 +126,6 @@ def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]
         findings=[*run.result.findings, *tell_left_out(opened, judged.images, config)],
         verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
     )
-    return run.result.status
 
 
 def open_pictures(config: Config) -> OpenSplit:
@@ -198,12 +211,7 @@ def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.devic
 
 
 def infer_steps(
-    model: nn.Module,
-    config: Config,
-    device: torch.device,
-    batches: Iterable[Batch],
-    timer: Timer,
-    origin: float,
+    model: nn.Module, config: Config, device: torch.device, batches: Iterable[Batch], timer: Timer, origin: float
 ) -> Iterator[StepRecord]:
     """Judge batch after batch, yielding each when the device has finished it: `timer.lag` batches late.
 

@@ -101,13 +101,7 @@ def run_profile(
 
 
 def record_window(
-    task: Task,
-    fitted: Fitted,
-    folder: Path,
-    recorder: StepRecorder,
-    pact: Pact,
-    start: int | None,
-    iterations: int,
+    task: Task, fitted: Fitted, folder: Path, recorder: StepRecorder, pact: Pact, start: int | None, iterations: int
 ) -> Generator[Progress, None, Recorded]:
     """Run to the window, through it and a little further; then count what a step executes.
 

@@ -89,8 +89,7 @@ class Pact:
         bad = record if record and self._learns and not math.isfinite(record.loss) else None
         if bad and self._at_once:
             check_loss(bad)
-        flags = self._signals.received is not None, enough or self._wished, checkpoint
-        wishes = [bad.step + 1 if bad else 0, *map(int, flags)]
+        wishes = bad.step + 1 if bad else 0, self._signals.received is not None, enough or self._wished, checkpoint
         self.finish()
         if self.world.alone:
             self._posted = None, wishes
@@ -109,7 +108,8 @@ class Pact:
         if work is not None:
             work.wait()
             values = values.tolist()
-        self.agreed = Agreed(*map(max, self.agreed, values))
+        if any(values):
+            self.agreed = Agreed(*map(int, map(max, self.agreed, values)))
 
     def wish_end(self, enough: bool) -> bool:
         """Let the first rank say that it is enough, with the next step; return whether all know that it is."""
