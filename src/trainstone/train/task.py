@@ -120,7 +120,8 @@ def open_data(config: Config, split: str = "train") -> OpenSplit | None:
 def provide_data(config: Config) -> Iterator[Progress]:
     if config.data.source == "generated":
         for made in provide_stored(config, len(read_affinity()) or 1):
-            yield Progress("drawing pictures", images=made.done, total_images=made.total)
+            phase = "drawing pictures" if made.total else made.phase  # without a total it waits for another process
+            yield Progress(phase, images=made.done, total_images=made.total)
 
 
 def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
