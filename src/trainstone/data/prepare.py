@@ -128,10 +128,9 @@ def repair(name: str, image: bytes, seen: Look) -> tuple[bytes, str | None]:
 
     Found by looking, never from a list of names: ImageNet holds one PNG named .JPEG and 22 CMYK JPEGs.
     """
-    ending = PurePosixPath(name).suffix
     if seen.kind == "jpeg" and seen.colour == "cmyk":
         why = "CMYK JPEG"
-    elif seen.kind != "jpeg" and ending.lower() in JPEG_ENDINGS:
+    elif seen.kind != "jpeg" and (ending := PurePosixPath(name).suffix).lower() in JPEG_ENDINGS:
         why = f"{seen.kind.upper()} named {ending}"
     else:
         return image, None

@@ -35,7 +35,7 @@ def pack_parts(head: bytes, content: bytes) -> Sequence[bytes]:
     length = len(head) + len(content)
     if length > MAX_PAYLOAD_BYTES:
         raise DataError(f"a RecordIO record holds at most {MAX_PAYLOAD_BYTES} bytes, this one has {length}")
-    if not len(head) % 4 and not _aligned_magics(head) and not _aligned_magics(content):
+    if not len(head) % 4 and MAGIC_BYTES not in head and not _aligned_magics(content):
         return (_head(_WHOLE, length) + head, content, bytes(-length % 4))
     payload = head + content
     pieces: list[bytes] = []
