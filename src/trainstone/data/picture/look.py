@@ -51,7 +51,9 @@ def find_ending(data: Bytes) -> str:
 def look(data: Bytes) -> Look:
     """Return what the picture is; DataError for what is none or breaks off."""
     head = bytes(data[:12])
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+    if head.startswith(b"\xff\xd8"):  # nearly all are
+        kind = "jpeg"
+    elif head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         kind = "webp"
     else:
         kind = next((kind for kind, starts in SIGNATURES.items() if head.startswith(starts)), "")
@@ -68,7 +70,6 @@ def look(data: Bytes) -> Look:
 
 
 SIGNATURES = {
-    "jpeg": (b"\xff\xd8",),
     "png": (b"\x89PNG\r\n\x1a\n",),
     "gif": (b"GIF87a", b"GIF89a"),
     "bmp": (b"BM",),
