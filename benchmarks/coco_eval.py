@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainstone.results.detection import BoxScores, Found, Truth, score_boxes
+from trainstone.results.coco_metrics import BoxScores, Found, Truth, score_boxes
 
 MIN_RATIO = 20.0
 NUM_CLASSES = 80

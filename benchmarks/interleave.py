@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from trainstone.results.stats import minimum_detectable
+from trainstone.stats.throughput import minimum_detectable
 
 
 def palindromes(variants: Sequence[str], rounds: int) -> Iterator[str]:

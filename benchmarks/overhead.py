@@ -21,20 +21,20 @@ import torch
 from interleave import palindromes, ratio
 from torch import nn
 
-from trainstone.cli.progress import ProgressLine
+from trainstone.cli.render.progress import ProgressLine
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig
+from trainstone.engine.fit import Fitted
+from trainstone.engine.optim import LossScale
+from trainstone.engine.task import Task, build_task
+from trainstone.flows.bench.result import observe, open_recorder
+from trainstone.flows.bench.run import measure_steps
+from trainstone.flows.lifecycle import lifecycle
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.flops import Work
 from trainstone.results.progress import Progress
-from trainstone.results.store import create_run
-from trainstone.train.conclude import observe, open_recorder
-from trainstone.train.fit import Fitted
-from trainstone.train.lifecycle import lifecycle
-from trainstone.train.optim import LossScale
-from trainstone.train.run import measure_steps
-from trainstone.train.task import Task, build_task
+from trainstone.results.run_folder import create_run
 
 CPU = torch.device("cpu")
 STEP_SECONDS = 0.1

@@ -18,7 +18,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from trainstone.data.picture.decode import decode
+from trainstone.data.image.decode import decode
 from trainstone.formats.coco import number_categories, read_instances
 from trainstone.machine.allocator import restart_keeping_memory
 from trainstone.machine.cpus import available_cores

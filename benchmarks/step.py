@@ -25,10 +25,10 @@ def serve(variant: str, batch: int, image_size: int) -> None:
     import torch
 
     from trainstone.config.load import load_config
+    from trainstone.engine.loop import train_steps
+    from trainstone.engine.task import build_task
     from trainstone.machine.cpus import available_cores
     from trainstone.measure.clock import HostTimer
-    from trainstone.train.loop import train_steps
-    from trainstone.train.task import build_task
 
     torch.set_num_threads(available_cores().threads)
     settings = [f"train.batch_size={batch}", f"data.image_size={image_size}", "train.precision=fp32"]

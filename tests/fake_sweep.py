@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import trainstone.cli.execute
 from trainstone.cli.main import main
-from trainstone.launch import child_runs
+from trainstone.flows import child_runs
 
 if __name__ == "__main__":
     vars(child_runs)["TRAINSTONE"] = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_point.py")))

@@ -4,10 +4,10 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from trainstone.config.schema import Config
+from trainstone.flows.lifecycle import Lifecycle, lifecycle
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer
-from trainstone.results.store import RunFolder
-from trainstone.train.lifecycle import Lifecycle, lifecycle
+from trainstone.results.run_folder import RunFolder
 
 
 class LateTimer(HostTimer):

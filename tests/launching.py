@@ -15,7 +15,7 @@ from nursery import LAUNCHERS, Child, Nursery, wait_until
 from small_training import Learned, make_config, read_learned, set_arguments
 from trainstone.config.schema import System
 from trainstone.launch.verb import Verb
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 STEPS, EVERY = 48, 4
 

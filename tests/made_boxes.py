@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainstone.results.detection import Found, Truth
+from trainstone.results.coco_metrics import Found, Truth
 
 
 def draw_boxes(

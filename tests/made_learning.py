@@ -11,11 +11,11 @@ import tomli_w
 
 from made_results import make_result, write_run
 from trainstone.results.combine import BegunRun, combine_trainings, judge_repeated
-from trainstone.results.learning import is_complete
-from trainstone.results.quality import Evaluation, Quality, Repeated
-from trainstone.results.schema import Phases, Point, Result
+from trainstone.results.run_folder import read_result
+from trainstone.results.schema.quality import Evaluation, Quality, Repeated
+from trainstone.results.schema.run import Phases, Point, Result
 from trainstone.results.steps import StepRecord, StepWriter
-from trainstone.results.store import read_result
+from trainstone.results.training import is_complete
 from trainstone.results.verdicts import write_learning_verdict
 
 STEPS_PER_EPOCH, EPOCHS, BATCH = 50, 8, 64

@@ -16,17 +16,17 @@ from made_learning import make_training
 from made_results import write_run
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.machine.pagecache import CacheCleared
+from trainstone.engine.task import order_pictures
+from trainstone.flows.train.events import Cadence
+from trainstone.machine.page_cache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
 from trainstone.models.ssd import build_ssd
-from trainstone.results.mlperf.logged import LoggedRun
-from trainstone.results.quality import Evaluation
-from trainstone.results.schema import Point, Status
+from trainstone.originals.mlperf.training_log import MlperfLog, list_head, measure_sizes
+from trainstone.results.mlperf.logs import LoggedRun
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.schema.run import Point, Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.decision import Cadence
-from trainstone.train.original.mllog import MlperfLog, list_head, measure_sizes
-from trainstone.train.task import order_pictures
 
 IMAGENET = (1_281_167, 50_000)
 BEGAN = 1_700_000_000.0

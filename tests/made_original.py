@@ -8,11 +8,11 @@ from typing import Any
 
 from trainstone.config.load import load_config
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.quality import Evaluation
-from trainstone.results.schema import Status
+from trainstone.originals.output_file import Facts, has_decay
+from trainstone.originals.registry import list_writers
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.lines import Facts, has_decay
-from trainstone.train.original.writers import list_writers
 
 BEGAN = 1605627653.25
 FIRST_START, STEP_SECONDS, EVAL_SECONDS = 3.0, 0.5, 4.0

@@ -23,14 +23,14 @@ from made_results import A100, POINTS, make_feeding, make_result, make_timeline,
 from made_sweep import make_row, make_sweep, steps_of
 from trainstone.formats.coco import NAME_OF_ID
 from trainstone.report.view import RunView, read_view
-from trainstone.results import dataset
+from trainstone.results.coco_metrics import METRICS, list_tables, score_boxes
 from trainstone.results.combine import conclude_sweep
 from trainstone.results.compare import compare
-from trainstone.results.detection import METRICS, list_tables, score_boxes
-from trainstone.results.feeding import Feeding
-from trainstone.results.quality import Quality, QualityPicture, QualityTable, ShownBox
-from trainstone.results.schema import Loader
-from trainstone.results.sweep import Sweep
+from trainstone.results.schema import dataset
+from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.quality import Quality, QualityPicture, QualityTable, ShownBox
+from trainstone.results.schema.run import Loader
+from trainstone.results.schema.sweep import Sweep
 from trainstone.results.verdicts import write_data_verdict
 
 FULL = make_row(128, status="out_of_memory", note="out of memory: it is large", order=9)

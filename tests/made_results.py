@@ -12,10 +12,10 @@ import numpy as np
 from command import ROOT
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
-from trainstone.machine.health import Noise
-from trainstone.results.feeding import Demand, Feeding, Stage, ThreadPoint, rate_per_core
-from trainstone.results.profiled import Timeline
-from trainstone.results.schema import Device, Point, Process, Recipe, Result, Throughput, World
+from trainstone.machine.noise import Noise
+from trainstone.results.schema.data_bench import Demand, Feeding, Stage, ThreadPoint, rate_per_core
+from trainstone.results.schema.run import Device, Point, Process, Recipe, Result, Throughput, World
+from trainstone.results.schema.timeline import Timeline
 
 A100 = Demand(device="NVIDIA A100", devices=8, images_per_second=20_000, how="given")
 HERE = Demand(device="a CPU", devices=1, images_per_second=5.1, how="resnet50, fp32, batch 16, measured here")

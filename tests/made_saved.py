@@ -7,9 +7,9 @@ import torch
 
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.results.quality import Evaluation
-from trainstone.train.checkpoint import write_checkpoint
-from trainstone.train.task import build_network
+from trainstone.engine.task import build_network
+from trainstone.flows.train.checkpoint import write_checkpoint
+from trainstone.results.schema.quality import Evaluation
 
 STEP, RUN_ID = 12, "20261116-000000-demo-classify-abcd"
 

@@ -12,12 +12,12 @@ from flows import follow
 from made_results import make_result
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
-from trainstone.launch import child_runs
-from trainstone.launch.sweep import Plan, make_plan, run_sweep
+from trainstone.flows import child_runs
+from trainstone.flows.sweep.run import Plan, make_plan, run_sweep
 from trainstone.machine.facts import read_software
-from trainstone.results.schema import Result
-from trainstone.results.store import RunFolder, create_run
-from trainstone.results.sweep import BATCH, Sweep, SweepRow
+from trainstone.results.run_folder import RunFolder, create_run
+from trainstone.results.schema.run import Result
+from trainstone.results.schema.sweep import BATCH, Sweep, SweepRow
 from trainstone.results.verdicts import judge_sweep
 
 FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests/fake_point.py"))

@@ -28,7 +28,7 @@ from trainstone.machine.allocator import keeping_environment
 
 if TYPE_CHECKING:
     from trainstone.config.schema import ParallelConfig
-    from trainstone.train.distributed import World
+    from trainstone.engine.distributed.collectives import World
 
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TRAINSTONE_")
 CALL = """
@@ -163,7 +163,7 @@ def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments
 @contextmanager
 def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
     from trainstone.config.load import load_config
-    from trainstone.train.preflight.roll import meet_all
+    from trainstone.engine.distributed.roll_call import meet_all
 
     config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
     with meet_all(config, None) as world:
@@ -177,10 +177,9 @@ def serve() -> None:
     import altair  # noqa: F401
     import torch._inductor  # noqa: F401
 
-    import trainstone.report.page
-    import trainstone.train.interleave
-    import trainstone.train.profiling
-    import trainstone.train.to_target  # noqa: F401
+    import trainstone.flows.compare.pair
+    import trainstone.flows.profile.run
+    import trainstone.flows.train.loop  # noqa: F401
     from trainstone.cli.main import main
 
     children: set[int] = set()
@@ -206,7 +205,7 @@ def serve() -> None:
 
 
 class ForkedRun:
-    """A child run as launch/supervisor.py starts it by subprocess.Popen, but forked from this process."""
+    """A child run as machine/supervisor.py starts it by subprocess.Popen, but forked from this process."""
 
     returncode: int | None = None
 
@@ -241,7 +240,7 @@ class ForkedRun:
 
 def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subprocess.Popen[bytes]:
     """Stand in for subprocess.Popen: fork child runs, start everything else."""
-    from trainstone.launch.child_runs import TRAINSTONE
+    from trainstone.flows.child_runs import TRAINSTONE
 
     if tuple(command[: len(TRAINSTONE)]) != TRAINSTONE:
         return subprocess.Popen(command, **options)
@@ -250,15 +249,15 @@ def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subproc
 
 def leave_out() -> None:
     import trainstone.cli.execute
-    import trainstone.launch.supervisor
+    import trainstone.machine.supervisor
+    from trainstone.flows.bench import result
     from trainstone.measure.peaks import Peaks
-    from trainstone.train import conclude
 
     vars(trainstone.cli.execute)["write_page"] = lambda _run: None
     forking = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
-    vars(trainstone.launch.supervisor)["subprocess"] = forking
-    trainstone.launch.supervisor.POLL_SECONDS = 0.05
-    vars(conclude)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
+    vars(trainstone.machine.supervisor)["subprocess"] = forking
+    trainstone.machine.supervisor.POLL_SECONDS = 0.05
+    vars(result)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
 def wait_for(pid: int, seconds: float = LIMIT) -> int | None:

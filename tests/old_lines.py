@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from trainstone.cli.main import app
-from trainstone.config.old.translate import Translation
+from trainstone.originals.command_line.translate import Translation
 
 WMLCE = shlex.split(
     "--mode=train_and_evaluate --iter_unit epoch --num_iter=50 --batch_size=256 --warmup_steps=100 --use_cosine_lr "

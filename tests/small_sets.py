@@ -8,14 +8,14 @@ from typing import Any
 
 from PIL import Image
 
-from trainstone.data.generated.source import GeneratedSource
+from trainstone.data.image.inspect import look
 from trainstone.data.manifest import read_manifest
-from trainstone.data.picture.look import look
-from trainstone.data.plan import ENCODERS, make_plan
 from trainstone.data.prepare import prepare
 from trainstone.data.recognise import OPENERS, open_dataset
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
+from trainstone.data.shard_plan import ENCODERS, make_plan
 from trainstone.data.storage.records import Encoder, Shard
+from trainstone.data.synthetic.dataset import GeneratedSource
 from trainstone.data.verify import Findings, verify
 from trainstone.errors import DataError
 from trainstone.formats.files import Span

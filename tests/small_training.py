@@ -13,9 +13,9 @@ from flows import follow
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Result
+from trainstone.results.run_folder import RunFolder, create_run, read_result, reopen_run
+from trainstone.results.schema.run import Result
 from trainstone.results.steps import Columns, read_columns
-from trainstone.results.store import RunFolder, create_run, read_result, reopen_run
 
 # 12 steps an epoch; 43 pictures fill no batch of any usual size.
 SMALL = {
@@ -55,12 +55,13 @@ def train_here(
     act: Callable[[Progress], None] = lambda _progress: None,
 ) -> RunFolder:
     """Train in this process, into a new run below `folder` or into the run `folder`; `act` sees all progress."""
+    from trainstone.flows.bench import result as conclude
+    from trainstone.flows.train import loop
     from trainstone.measure.peaks import Peaks
-    from trainstone.train import conclude, to_target
 
     monkeypatch.setattr(conclude, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     run = reopen_run(folder, "train", "x") if resume else create_run(folder, "train", config, "x")
-    for progress in follow(partial(to_target.run_train, strict=False, resume=resume), config, run):
+    for progress in follow(partial(loop.run_train, strict=False, resume=resume), config, run):
         act(progress)
     return run
 
@@ -81,7 +82,7 @@ class Learned:
 
 
 def read_learned(run: Path, ranks: int = 1) -> Learned:
-    from trainstone.train.checkpoint import find_latest
+    from trainstone.flows.train.checkpoint import find_latest
 
     checkpoint, damaged = find_latest(run / "checkpoints")
     assert checkpoint is not None

@@ -16,7 +16,7 @@ LAYERS = "cli > launch > report > train > workloads > measure > data > models > 
 ORDER = LAYERS.split(" > ")
 TORCH_FREE = {"cli", "launch", "report", "results", "config", "machine", "formats"}
 # Imports torch inside functions only, so that the parent of child runs and the launchers can use it.
-LIFECYCLE = "trainstone.train.lifecycle"
+LIFECYCLE = "trainstone.flows.lifecycle"
 ROOT_MODULES = {"errors", "files", "log", "text", "units", "__init__", "__main__"}
 ROOT_NAMES = ROOT_MODULES | {"__version__"}
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -79,7 +79,7 @@ def test_torch_free_folders_stay_so(path: Path):
 
 
 def test_lifecycle_does_not_import_torch():
-    code = f"import sys, {LIFECYCLE}, trainstone.launch.sweep; sys.exit('torch' in sys.modules)"
+    code = f"import sys, {LIFECYCLE}, trainstone.flows.sweep.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -17,10 +17,10 @@ from made_mlperf import write_closed_log
 from made_saved import make_checkpoint
 from old_lines import find_verb, mlperf_words, parse_told, parse_words
 from trainstone.config.load import list_shipped
-from trainstone.config.old.line import Flag, read_table
-from trainstone.config.old.translate import ORIGINALS, read_key, translate
 from trainstone.models.resnet import build_resnet
-from trainstone.results.checks import CODES
+from trainstone.originals.command_line.reader import Flag, read_table
+from trainstone.originals.command_line.translate import ORIGINALS, read_key, translate
+from trainstone.results.findings import CODES
 
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"]
@@ -111,7 +111,7 @@ def test_every_finding_has_its_section():
 
 
 def test_every_result_key_is_documented():
-    from trainstone.results.schema import Result
+    from trainstone.results.schema.run import Result
 
     text = (ROOT / "docs/results-format.md").read_text()
     missing = [name for name in Result.model_fields if f"`{name}`" not in text and f"`{name}[]`" not in text]

@@ -3,11 +3,11 @@
 import pytest
 
 from command import ROOT
-from trainstone.results.checks import check_limits, check_throughput
-from trainstone.results.samples import read_samples
+from trainstone.results.findings import check_limits, check_throughput
+from trainstone.results.run_folder import read_result
+from trainstone.results.step_summary import summarise_steps
 from trainstone.results.steps import read_columns
-from trainstone.results.store import read_result
-from trainstone.results.summary import summarise_steps
+from trainstone.results.telemetry import read_samples
 
 GOLDEN = ROOT / "tests/golden"
 FINDINGS = {

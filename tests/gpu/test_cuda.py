@@ -12,19 +12,19 @@ from flows import follow
 from nursery import run_ranks
 from small_training import assert_same, list_settings, make_config, read_learned, train_here
 from trainstone.config.load import load_config
-from trainstone.launch.ncu import add_cores
+from trainstone.engine.fit import fit_to_machine
+from trainstone.engine.loop import train_steps
+from trainstone.engine.precision_trial import fastest, try_precisions
+from trainstone.engine.task import build_task
+from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.profile.ncu import add_cores
+from trainstone.flows.profile.run import run_profile
 from trainstone.measure.clock import CudaTimer
 from trainstone.measure.devices import choose_reader
 from trainstone.measure.peaks import measure_peaks
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Result
-from trainstone.results.store import create_run, read_result
-from trainstone.train.fit import fit_to_machine
-from trainstone.train.lifecycle import Lifecycle
-from trainstone.train.loop import train_steps
-from trainstone.train.profiling import run_profile
-from trainstone.train.task import build_task
-from trainstone.train.trial import fastest, try_precisions
+from trainstone.results.run_folder import create_run, read_result
+from trainstone.results.schema.run import Result
 from trainstone.workloads.detect import DETECT
 
 pytestmark = pytest.mark.gpu
@@ -129,8 +129,8 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def train_rank(folder: str) -> str:
+    from trainstone.flows.train.loop import run_train
     from trainstone.machine.ranks import read_rank
-    from trainstone.train.to_target import run_train
 
     config = make_config(device="cuda", eval__target=1.0, parallel__compression="bf16", parallel__bn_ranks=2)
     first = read_rank().number == 0

@@ -9,8 +9,8 @@ import pytest
 from command import find_run, narrow_arguments
 from nursery import Nursery, wait_until
 from trainstone.config.load import load_config
+from trainstone.results.run_folder import read_result
 from trainstone.results.steps import Columns, read_columns
-from trainstone.results.store import read_result
 
 TINY = ["bench", *narrow_arguments()]
 ROW_KEYS = {

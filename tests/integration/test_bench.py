@@ -14,8 +14,8 @@ import pytest
 
 from command import find_run, narrow_arguments
 from nursery import Nursery, wait_until
+from trainstone.results.run_folder import read_result
 from trainstone.results.steps import read_columns
-from trainstone.results.store import read_result
 
 TINY = ["bench", *narrow_arguments()]
 QUICK = [*TINY, "--iterations", "120"]

@@ -8,9 +8,9 @@ import pytest
 
 from command import find_run, narrow_arguments
 from nursery import Child, Nursery, wait_until
+from trainstone.results.run_folder import read_result
 from trainstone.results.steps import Columns, read_columns
-from trainstone.results.store import read_result
-from trainstone.results.timeline import analyse_trace
+from trainstone.trace.timeline import analyse_trace
 
 SMALL = ("engine.keep_memory=false", "train.batch_size=4")
 

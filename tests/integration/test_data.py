@@ -14,8 +14,8 @@ from PIL import Image
 from made_archives import make_tar, read_files, write_files
 from made_sets import pack_image
 from nursery import wait_until
-from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.storage.tfrecord import TFRecordShard
+from trainstone.data.synthetic.dataset import GeneratedSource
 from trainstone.formats.recordio import ImageRecord
 
 # Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.

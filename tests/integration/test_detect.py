@@ -7,8 +7,8 @@ import pytest
 
 from command import find_run
 from nursery import Nursery
-from trainstone.results.schema import Result
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
+from trainstone.results.schema.run import Result
 
 pytestmark = pytest.mark.slow
 

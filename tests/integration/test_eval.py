@@ -10,7 +10,7 @@ import torch
 from made_pictures import busy, save
 from made_saved import RUN_ID, make_checkpoint
 from trainstone.models.resnet import build_resnet
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 HERE = ("--device", "cpu", "--set", "engine.threads=1", "--set", "loader.threads=1")
 

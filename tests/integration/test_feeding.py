@@ -9,8 +9,8 @@ import pytest
 
 from command import find_run, narrow_arguments
 from small_sets import make_set
+from trainstone.results.run_folder import read_result
 from trainstone.results.steps import read_columns
-from trainstone.results.store import read_result
 
 TINY = [*narrow_arguments(), "--set", "model.num_classes=10"]
 

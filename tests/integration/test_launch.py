@@ -25,7 +25,7 @@ from launching import (
 from nursery import Nursery, wait_until
 from small_training import Learned, assert_same, assert_trained_alike, read_learned
 from trainstone.machine.cpus import available_cores
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from command import LIMIT, command_line, find_run, narrow_arguments
 from made_saved import make_checkpoint
 from nursery import Nursery, wait_until
 from small_training import set_arguments
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 TRAIN = ("train", "demo-classify", *set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20))
 ENDLESS = ("--seconds", "100", "--set", "measure.half_width=1e-9")
@@ -105,7 +105,7 @@ def test_only_one_of_two_processes_resumes_a_run(nursery: Nursery, tmp_path: Pat
     assert child.wait().code == 75
     run = find_run(tmp_path)
     # The one that is late has read the result before the other has written that it runs.
-    late = "import time, trainstone.results.store as store; store.refuse_running = lambda *_: time.sleep(1)"
+    late = "import time, trainstone.results.run_folder as store; store.refuse_running = lambda *_: time.sleep(1)"
     both = [nursery.start("train", "--resume", str(run), prepare=late) for _ in range(2)]
     ended = sorted((one.wait() for one in both), key=lambda one: one.code)
     assert [one.code for one in ended] == [0, 7]

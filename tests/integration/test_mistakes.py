@@ -8,7 +8,7 @@ import pytest
 from command import narrow_arguments
 from made_saved import make_checkpoint
 from small_sets import make_set
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 # {narrow}: settings of a network that is quick to build; {checkpoint}: a saved network; {set}: a data set.
 MISTAKES = {

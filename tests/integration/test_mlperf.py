@@ -20,8 +20,8 @@ from made_mlperf import RULESETS, check_log, closed_log, write_closed_log, write
 from nursery import Nursery
 from small_training import make_config, set_arguments, train_here
 from trainstone.formats.mllog import Event, read_mllog
-from trainstone.machine import pagecache
-from trainstone.results.store import read_result
+from trainstone.machine import page_cache
+from trainstone.results.run_folder import read_result
 
 SGD = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
 
@@ -121,8 +121,8 @@ def test_killed_and_resumed_on_two_ranks_it_passes(nursery: Nursery):
 @pytest.mark.parametrize("permitted", [True, False])
 def test_the_page_cache_is_cleared_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permitted: bool):
     switch = tmp_path / "drop_caches" if permitted else tmp_path / "gone" / "drop_caches"
-    monkeypatch.setattr(pagecache, "SWITCH", switch)  # not this machine's
-    monkeypatch.setattr(pagecache.os, "sync", lambda: None)
+    monkeypatch.setattr(page_cache, "SWITCH", switch)  # not this machine's
+    monkeypatch.setattr(page_cache.os, "sync", lambda: None)
     config = make_config(mlperf__clear_caches=True, stop__epochs=1.0)
     run = train_here(config, tmp_path / "runs", monkeypatch)
     clear = read_log(run.path)["cache_clear"]

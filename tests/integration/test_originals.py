@@ -15,10 +15,10 @@ from trainstone.formats.iterdur import read_iterdur
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.formats.timehistory import read_timehistory
-from trainstone.results.mlperf.logged import read_logged
+from trainstone.results.mlperf.logs import read_logged
 from trainstone.results.progress import Progress
+from trainstone.results.run_folder import read_result
 from trainstone.results.steps import read_columns
-from trainstone.results.store import read_result
 
 
 def values(entries: list[Entry], key: str) -> list:

@@ -11,7 +11,7 @@ from command import Finished
 from hosts import Hosts, make_hosts
 from nursery import Nursery, wait_until
 from small_training import set_arguments
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 QUICK = {"parallel.meeting_seconds": 12.0, "stop.steps": 1, "data.generated_train": 16, "data.generated_val": 8}
 BOTH = ["h1", "h2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from command import find_run, tiny_arguments
 from nursery import Nursery, wait_until
 from trainstone.formats.kineto import read_trace
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 PROFILE = ("profile", *tiny_arguments(), "--start", "6", "--iterations", "2", "--out", "runs")
 

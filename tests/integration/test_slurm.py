@@ -19,7 +19,7 @@ from command import LIMIT, find_free_port, find_run
 from launching import STEPS, find_step, finish, start_launch, train_words, wait_for_training
 from nursery import Nursery, wait_until
 from small_training import Learned, assert_same, assert_trained_alike, read_learned
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from command import LIMIT, ROOT, Finished, tiny_arguments
 from made_sweep import write_fake_result
 from nursery import wait_until
 from trainstone.formats.timehistory import read_timehistory
-from trainstone.results.schema import Result
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
+from trainstone.results.schema.run import Result
 
 SWEEP = ("sweep", "--batch-sizes", "1,2,4,8", "--seed", "3", "--set", "device=cpu")
 ORDER = (8, 1, 4, 2)

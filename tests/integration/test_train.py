@@ -11,8 +11,8 @@ from command import Finished, find_run
 from nursery import Nursery
 from small_sets import make_set
 from small_training import read_learned, set_arguments
-from trainstone.results.store import read_result
-from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.results.run_folder import read_result
 
 
 def train(nursery: Nursery, out: Path, *arguments: str, **changes: object) -> Finished:

@@ -8,8 +8,8 @@ import pytest
 from command import Finished, find_run
 from nursery import Nursery, wait_until
 from small_training import Learned, furthest, read_learned, set_arguments
-from trainstone.results.store import read_result
-from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.results.run_folder import read_result
 
 
 def train(nursery: Nursery, ranks: int, name: str, **changes: object) -> Learned:
@@ -160,7 +160,7 @@ def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
 # No energy counter can be read here: each rank is a host of its own with a counter of 100 W and 200 W.
 METERED = """
 import os
-import trainstone.train.conclude as conclude
+import trainstone.flows.bench.result as conclude
 rank = int(os.environ["RANK"])
 inner = conclude.summarise
 conclude.name_host = lambda: f"node{rank}"

@@ -12,7 +12,7 @@ from command import Finished, find_run
 from nursery import Child, Nursery, wait_until
 from small_training import assert_same, read_learned, set_arguments
 from trainstone.results.combine import BegunRun
-from trainstone.results.store import read_result
+from trainstone.results.run_folder import read_result
 
 pytestmark = pytest.mark.slow
 

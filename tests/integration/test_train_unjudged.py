@@ -17,8 +17,8 @@ from trainstone.config.schema import Config
 from trainstone.formats.iterdur import RankPlace, read_iterdur
 from trainstone.formats.mllog import read_mllog
 from trainstone.results.progress import Progress
+from trainstone.results.run_folder import read_result
 from trainstone.results.steps import read_columns
-from trainstone.results.store import read_result
 
 SMALL = (*NARROW, "model.num_classes=2", "engine.keep_memory=false", "loader.threads=1")
 VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"

@@ -12,9 +12,9 @@ from scipy import stats
 from made_pictures import busy
 from peers import ask_peer
 from trainstone.config.schema import AugmentConfig
-from trainstone.data.feeding.crops import crop_boxes, crop_overlap
-from trainstone.data.feeding.draws import Draws, make_key
-from trainstone.data.feeding.transform import Colours, change_colours
+from trainstone.data.pipeline.crops import crop_boxes, crop_overlap
+from trainstone.data.pipeline.random_draws import Draws, make_key
+from trainstone.data.pipeline.transform import Colours, change_colours
 from trainstone.data.sample import Box
 
 DRAWS = 6_000

@@ -12,8 +12,8 @@ import pytest
 from damage import real_data
 from made_sets import CMYK, SCENES, draw_scenes, label_by_folder, read_all
 from peers import ask_peer, find_peer, run_peer
-from trainstone.data.generated.source import GeneratedSource
-from trainstone.data.picture.decode import decode
+from trainstone.data.image.decode import decode
+from trainstone.data.synthetic.dataset import GeneratedSource
 from trainstone.formats.recordio import read_list
 
 Make = Callable[..., Path]

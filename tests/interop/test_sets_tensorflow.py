@@ -9,7 +9,7 @@ import pytest
 
 from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
 from peers import ask_peer, digest, find_peer
-from trainstone.data.picture.decode import decode
+from trainstone.data.image.decode import decode
 from trainstone.formats.tfrecord import TFRecordFile, decode_example
 
 Make = Callable[..., Path]

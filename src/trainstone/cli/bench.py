@@ -65,15 +65,15 @@ def bench(
 
     def flow(life: Life) -> ProgressStream:
         if runs > 1:
-            from trainstone.launch.child_runs import repeat_bench
+            from trainstone.flows.child_runs import repeat_bench
 
             return (yield from repeat_bench(life, runs, strict=strict))
         yield Progress("loading torch")
         if other:
-            from trainstone.train.interleave import run_against
+            from trainstone.flows.compare.pair import run_against
 
             return (yield from run_against(life, other, same_recipe=same_recipe, strict=strict))
-        from trainstone.train.run import run_bench
+        from trainstone.flows.bench.run import run_bench
 
         return (yield from run_bench(life, strict=strict))
 
@@ -104,7 +104,7 @@ def load_other(
 
 
 def list_commands(config: "Config", runs: int, *, strict: bool) -> list[str]:
-    from trainstone.launch.child_runs import child_command
+    from trainstone.flows.child_runs import child_command
 
     file, points = Path("RUN/config.toml"), Path("RUN/points")
     seeds = range(config.seed, config.seed + runs if runs > 1 else config.seed)

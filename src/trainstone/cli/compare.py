@@ -10,12 +10,12 @@ import typer
 from typer.core import TyperCommand
 
 from trainstone.cli import options
-from trainstone.cli.output import print_json
+from trainstone.cli.render.output import print_json
 from trainstone.errors import EXIT_GATE, ConfigError
 from trainstone.text import printable
 
 if TYPE_CHECKING:
-    from trainstone.results.schema import Comparison
+    from trainstone.results.schema.run import Comparison
 
 LARGEST_GATE = 50
 """A larger --fail-below is a percentage by mistake."""
@@ -85,7 +85,7 @@ def compare(
     """Compare runs: how many times as fast A is as B, with an interval; unlike runs are refused."""
     from rich.console import Console
 
-    from trainstone.cli.summary import print_comparison, print_lines
+    from trainstone.cli.render.run import print_comparison, print_lines
     from trainstone.results import compare as results
 
     if fail_below is not None:

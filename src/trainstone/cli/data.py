@@ -13,7 +13,7 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Life, Options, ProgressStream, execute
-from trainstone.cli.output import interruptible, print_json
+from trainstone.cli.render.output import interruptible, print_json
 from trainstone.errors import EXIT_GATE, ConfigError
 from trainstone.machine.allocator import keep_small_memory
 from trainstone.machine.cpus import read_affinity
@@ -23,9 +23,9 @@ from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
-    from trainstone.data.plan import Plan
+    from trainstone.data.shard_plan import Plan
     from trainstone.data.verify import Findings
-    from trainstone.results.dataset import DatasetSummary, SplitSummary
+    from trainstone.results.schema.dataset import DatasetSummary, SplitSummary
 
 app = typer.Typer(name="data", help="Prepare, convert, check, show and generate data sets.", no_args_is_help=True)
 
@@ -100,8 +100,8 @@ def bench(
 
     def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
-        from trainstone.results.feeding import Demand
-        from trainstone.train.feeding import run_data_bench
+        from trainstone.flows.bench.input_baselines import run_data_bench
+        from trainstone.results.schema.data_bench import Demand
 
         given = Demand(device="", devices=1, images_per_second=demand, how="given") if demand is not None else None
         return (yield from run_data_bench(life, counts, seconds, given))
@@ -135,8 +135,8 @@ def imagenet(
     quiet: options.Quiet = 0,
 ) -> None:
     """Make a training set of ImageNet or the like, as the original tools wrote it."""
-    from trainstone.data.plan import Treatment, make_plan
-    from trainstone.data.raw.imagenet import find_raw
+    from trainstone.data.shard_plan import Treatment, make_plan
+    from trainstone.data.sources.imagenet import find_raw
 
     start_work(quiet)
     if dataset != "imagenet" and (val_labels is not None or boxes is not None):
@@ -178,8 +178,8 @@ def convert(
     quiet: options.Quiet = 0,
 ) -> None:
     """Turn a data set into another storage; labels, boxes and order are kept."""
-    from trainstone.data.plan import Treatment, make_plan
     from trainstone.data.recognise import open_dataset, without_empty
+    from trainstone.data.shard_plan import Treatment, make_plan
 
     start_work(quiet)
     refuse_inside(source, target)
@@ -220,7 +220,7 @@ def make(
     quiet: options.Quiet = 0,
 ) -> None:
     """Generate pictures that a network can learn from: shapes, textures, scenes; as real JPEGs."""
-    from trainstone.data.generated.source import GeneratedSource, plan_stored
+    from trainstone.data.synthetic.dataset import GeneratedSource, plan_stored
 
     start_work(quiet)
     width, height = parse_size(size or ("96" if kind == "classify" else "300"))
@@ -246,9 +246,9 @@ def coco(
     quiet: options.Quiet = 0,
 ) -> None:
     """Unpack and check COCO 2017; write box-only annotations, the list of images that have boxes, the class map."""
-    from trainstone.cli.progress import ProgressLine
-    from trainstone.data.raw.coco import prepare_coco
-    from trainstone.data.raw.download import fetch, list_coco_files
+    from trainstone.cli.render.progress import ProgressLine
+    from trainstone.data.sources.coco import prepare_coco
+    from trainstone.data.sources.download import fetch, list_coco_files
 
     start_work(quiet)
     if source is None and download is None:
@@ -274,7 +274,7 @@ def verify(
     quiet: options.Quiet = 0,
 ) -> None:
     """Decode every record; name each bad one by file, record and byte. Exit 9 if there is one."""
-    from trainstone.cli.progress import ProgressLine
+    from trainstone.cli.render.progress import ProgressLine
     from trainstone.data import verify as checks
     from trainstone.data.manifest import read_manifest
     from trainstone.data.recognise import open_dataset
@@ -356,7 +356,7 @@ def refuse_inside(source: Path, target: Path) -> None:
 
 
 def run_plan(plan: "Plan", target: Path, workers: int | None, *, as_json: bool, quiet: int) -> None:
-    from trainstone.cli.progress import ProgressLine
+    from trainstone.cli.render.progress import ProgressLine
     from trainstone.data.prepare import prepare
 
     rank = read_rank()
@@ -430,7 +430,7 @@ def print_findings(path: Path, storage: str, findings: "Findings", *, as_json: b
 def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
     from rich.console import Console
 
-    from trainstone.cli.summary import print_lines, print_rows
+    from trainstone.cli.render.run import print_lines, print_rows
 
     console = Console(file=sys.stdout, highlight=False)
     what = "to classify" if summary.kind == "classify" else "to detect objects in"
@@ -448,7 +448,7 @@ def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
 
 
 def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tuple[str, str]]:
-    from trainstone.cli.summary import draw_histogram
+    from trainstone.cli.render.run import draw_histogram
 
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"

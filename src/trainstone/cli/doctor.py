@@ -8,7 +8,7 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Life, Options, ProgressStream, execute
-from trainstone.cli.output import print_json
+from trainstone.cli.render.output import print_json
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 from trainstone.text import printable
@@ -46,7 +46,7 @@ def doctor(
 
     def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
-        from trainstone.train.interleave import run_same_twice
+        from trainstone.flows.compare.pair import run_same_twice
 
         return (yield from run_same_twice(life, outcome))
 
@@ -57,8 +57,8 @@ def print_checks(out: Path, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from trainstone.flows.doctor import examine
     from trainstone.machine.facts import read_facts
-    from trainstone.train.checkup import examine
 
     facts = read_facts()
     if as_json:

@@ -7,7 +7,7 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_resolved
-from trainstone.cli.output import print_json, print_stderr
+from trainstone.cli.render.output import print_json, print_stderr
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.allocator import restart_keeping_memory
 from trainstone.machine.ranks import read_rank
@@ -17,7 +17,7 @@ from trainstone.units import format_bytes
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
-    from trainstone.train.checkpoint import Saved
+    from trainstone.flows.train.checkpoint import Saved
 
 
 def evaluate(
@@ -68,7 +68,7 @@ def evaluate(
     elif mode in ("predict", "export") and not first:
         return
     elif export is not None:
-        from trainstone.train.evaluation import export_weights
+        from trainstone.flows.evaluate.run import export_weights
 
         made = export_weights(config, saved, export)
         if as_json:
@@ -96,7 +96,7 @@ def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | No
 
 def refuse_repeated(path: Path) -> None:
     """A folder of train --runs has weights of several runs: one is to be named."""
-    from trainstone.results.store import read_result
+    from trainstone.results.run_folder import read_result
 
     repeated = read_result(path).repeated if (path / "result.json").is_file() else None
     if repeated is None:
@@ -111,12 +111,12 @@ def refuse_repeated(path: Path) -> None:
 def open_requested(
     checkpoint: Path, recipe: str | None, settings: list[str], flags: dict[str, Any], *, quiet: bool
 ) -> "tuple[Saved, Config]":
-    from trainstone.cli.progress import ProgressLine
+    from trainstone.cli.render.progress import ProgressLine
 
     refuse_repeated(checkpoint)
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
-        from trainstone.train.checkpoint import check_weights, open_saved, resolve_config
+        from trainstone.flows.train.checkpoint import check_weights, open_saved, resolve_config
 
         line.show(Progress("reading the weights"))
         saved = open_saved(checkpoint)
@@ -132,7 +132,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
             restart_keeping_memory()
 
     def flow(life: Life) -> ProgressStream:
-        from trainstone.train.evaluation import run_eval, run_inference
+        from trainstone.flows.evaluate.run import run_eval, run_inference
 
         return (yield from (run_inference if mode == "bench" else run_eval)(life, saved))
 
@@ -141,7 +141,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
 
 def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool) -> None:
     """Print what images show; one that cannot be read makes the exit code that of bad data."""
-    from trainstone.train.evaluation import predict
+    from trainstone.flows.evaluate.run import predict
 
     seen = []
     for found in predict(config, saved, images, top):

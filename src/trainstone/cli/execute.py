@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import typer
 
-from trainstone.cli.output import print_json, print_stderr, silence
+from trainstone.cli.render.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
-from trainstone.machine.launched import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
+from trainstone.machine.launch_protocol import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
 from trainstone.machine.ranks import read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.text import format_error
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
+    from trainstone.flows.lifecycle import Lifecycle
     from trainstone.results.progress import Progress
-    from trainstone.results.schema import Kind, Result, Status
-    from trainstone.results.store import RunFolder
-    from trainstone.train.lifecycle import Lifecycle
+    from trainstone.results.run_folder import RunFolder
+    from trainstone.results.schema.run import Kind, Result, Status
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ def execute(
     kind: "Kind | None", config: "Config", flow: Flow, options: Options, show: "Callable[[], None] | None" = None
 ) -> NoReturn:
     """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
-    from trainstone.cli.progress import ProgressLine
-    from trainstone.train.lifecycle import lifecycle
+    from trainstone.cli.render.progress import ProgressLine
+    from trainstone.flows.lifecycle import lifecycle
 
     first, run = read_rank().number == 0, None
     with StopSignals() as signals, ExitStack() as stack:
@@ -90,7 +90,7 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
 @contextmanager
 def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunFolder]":
     """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
-    from trainstone.results.store import create_run, lock_run, read_result, reopen_run
+    from trainstone.results.run_folder import create_run, lock_run, read_result, reopen_run
 
     command, there = shlex.join(["trainstone", *sys.argv[1:]]), options.resume or launched_run()
     with ExitStack() as held:
@@ -112,7 +112,7 @@ def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunF
             if read_rank().world == 1:
                 raise
             print_error(err)  # at once: to meet the others, which would wait for this rank, may take long
-            from trainstone.train.preflight.roll import call_roll
+            from trainstone.engine.distributed.roll_call import call_roll
 
             with suppress(TrainstoneError, RuntimeError):  # what hinders that is not worth another message
                 call_roll(config, read_rank(), None, trouble=err)
@@ -128,7 +128,7 @@ def find_begun() -> Path | None:
 
 def clear_attempt(run: Path) -> None:
     """Remove what an earlier attempt of this launch has measured; refuse the run of another launch."""
-    from trainstone.results.store import read_result, refuse_running
+    from trainstone.results.run_folder import read_result, refuse_running
 
     result = read_result(run)
     if result.process.launch != launch_name():
@@ -178,7 +178,7 @@ def show_run(run: "RunFolder", *, as_json: bool) -> None:
 
 
 def print_run(result: "Result", path: Path, *, as_json: bool) -> None:
-    from trainstone.cli.summary import print_result
+    from trainstone.cli.render.run import print_result
 
     if as_json:
         print_json(result)

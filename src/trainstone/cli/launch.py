@@ -13,18 +13,18 @@ import typer
 from trainstone import errors
 from trainstone.cli import options as shared
 from trainstone.cli.execute import Options, execute, print_run
-from trainstone.cli.output import print_json, print_stderr
+from trainstone.cli.render.output import print_json, print_stderr
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, ConfigError, LaunchError, TrainstoneError
 from trainstone.files import write_atomically
-from trainstone.machine.launched import ALONE_VERBS, FOLDER
+from trainstone.machine.launch_protocol import ALONE_VERBS, FOLDER
 from trainstone.text import printable, printable_lines
 from trainstone.units import format_rate
 
 if TYPE_CHECKING:
     from trainstone.launch.slurm import Options as SlurmOptions
-    from trainstone.launch.supervisor import Plan
     from trainstone.launch.verb import Verb
     from trainstone.machine.signals import StopSignals
+    from trainstone.machine.supervisor import Plan
 
 End = TypeVar("End")
 Follow = Callable[[str], Generator[str, None, End]]
@@ -70,7 +70,7 @@ def local(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine, by torchrun: one for each device, or on the CPU with its cores divided among them."""
-    from trainstone.launch.engines import check_room, choose_ranks, plan_local
+    from trainstone.launch.local import check_room, choose_ranks, plan_local
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
@@ -105,7 +105,7 @@ def mpi(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.launch import engines
+    from trainstone.launch import local as engines
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
@@ -215,7 +215,7 @@ def submit_and_follow(
     verb: "Verb", run: Path, command: tuple[str, ...], follow: Follow[End], *, detach: bool
 ) -> tuple[str, End]:
     """Submit and follow to the end; return the job's number and end. Ctrl-C leaves the job running."""
-    from trainstone.cli.progress import ProgressLine
+    from trainstone.cli.render.progress import ProgressLine
     from trainstone.launch.slurm import RefusedError, delayed_interrupt, submit
 
     number = None
@@ -248,8 +248,8 @@ def print_product(verb: "Verb", document: dict[str, Any], text: str) -> None:
 
 def run_launch(plan_in: "Callable[[Path], Plan]", verb: "Verb", *, dry_run: bool, verbose: bool) -> None:
     """Run it, show what came of it, and leave with the run's exit code; or print what would be run."""
-    from trainstone.launch.supervisor import write_script
     from trainstone.launch.verb import prepare_folder
+    from trainstone.machine.supervisor import write_script
 
     if dry_run or verb.dry_run:
         plan = plan_in(verb.out.absolute() / "RUN")
@@ -268,9 +268,9 @@ def run_launch(plan_in: "Callable[[Path], Plan]", verb: "Verb", *, dry_run: bool
 
 def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[str, None, int]":
     """Start the engine, again where that may help after a rank failed; return the run's exit code."""
-    from trainstone.launch.aftermath import settle
-    from trainstone.launch.supervisor import run_plan
-    from trainstone.machine.launched import LAUNCH, forget_attempt
+    from trainstone.launch.failure_report import settle
+    from trainstone.machine.launch_protocol import LAUNCH, forget_attempt
+    from trainstone.machine.supervisor import run_plan
 
     for attempt in range(1, plan.attempts + 1):
         code, text = yield from run_plan(plan, run, signals)
@@ -289,7 +289,7 @@ def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[
 
 
 def show_result(run: Path, *, as_json: bool) -> None:
-    from trainstone.results.store import read_result
+    from trainstone.results.run_folder import read_result
 
     if (run / "result.json").is_file():
         print_run(read_result(run), run, as_json=as_json)

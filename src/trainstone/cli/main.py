@@ -24,7 +24,7 @@ from trainstone.cli.train import train
 from trainstone.cli.weights import app as weights
 from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
 from trainstone.machine.cpus import remember_affinity
-from trainstone.machine.launched import begin_attempt, leave_failure, settle_code
+from trainstone.machine.launch_protocol import begin_attempt, leave_failure, settle_code
 from trainstone.machine.signals import StopSignals
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.output import print_json, print_stderr
+from trainstone.cli.render.output import print_json, print_stderr
 from trainstone.errors import EXIT_GATE, DataError
 from trainstone.text import printable
 
@@ -45,8 +45,8 @@ def check(
     as_json: options.Json = False,
 ) -> None:
     """Run MLPerf's compliance checker on logs and print what it says. Exit 9 if one fails."""
-    from trainstone.launch.checkers import list_rulesets
-    from trainstone.results.mlperf.logged import find_logs
+    from trainstone.originals.mlperf.checker import list_rulesets
+    from trainstone.results.mlperf.logs import find_logs
 
     known = list_rulesets()
     logs, errors = find_logs(paths)
@@ -73,9 +73,9 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
     """Sum logs up: minutes, epochs and accuracy of each run, MLPerf's score, epochs against the reference."""
     from rich.console import Console
 
-    from trainstone.cli.summary import lay_out, print_lines
+    from trainstone.cli.render.run import lay_out, print_lines
     from trainstone.results.mlperf import summary as results
-    from trainstone.results.mlperf.logged import find_logs, read_logs
+    from trainstone.results.mlperf.logs import find_logs, read_logs
 
     logs, empty = find_logs(paths)
     logged, errors = read_logs(logs)
@@ -103,8 +103,8 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
 
 def check_one(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | None, number: int) -> dict[str, Any]:
     """Check a log and return the verdict, as --json prints it; `keep`: where the checker's own log stays."""
-    from trainstone.launch.checkers import check_log
-    from trainstone.results.mlperf.logged import read_logged
+    from trainstone.originals.mlperf.checker import check_log
+    from trainstone.results.mlperf.logs import read_logged
     from trainstone.results.mlperf.summary import choose_ruleset
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(log.absolute().parts[-3:])).strip("-.")[:100]
@@ -130,7 +130,7 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from trainstone.cli.summary import print_lines
+    from trainstone.cli.render.run import print_lines
 
     console = Console(file=sys.stdout, highlight=False, width=WIDEST)
     for verdict in verdicts:

@@ -53,7 +53,7 @@ def profile(
         raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
     if cores:
         options.refuse_ranks("profile --cores")
-        from trainstone.launch.ncu import check_permission, find_ncu
+        from trainstone.flows.profile.ncu import check_permission, find_ncu
 
         find_ncu()
         check_permission()
@@ -64,11 +64,11 @@ def profile(
 
     def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
-        from trainstone.train.profiling import run_profile
+        from trainstone.flows.profile.run import run_profile
 
         status = yield from run_profile(life, start=start, iterations=iterations, cores=cores, strict=strict)
         if cores and status == "ok":
-            from trainstone.launch.ncu import add_cores
+            from trainstone.flows.profile.ncu import add_cores
 
             yield from add_cores(life)
         return status

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.output import print_json
+from trainstone.cli.render.output import print_json
 from trainstone.errors import ConfigError
 from trainstone.text import printable, printable_lines
 
@@ -31,7 +31,7 @@ def recipes(name: Names = [], original: Original = None, as_json: options.Json =
     from trainstone.config.load import list_shipped, load_config, load_system
 
     if original is not None:
-        from trainstone.config.old.translate import translate, write_file
+        from trainstone.originals.command_line.translate import translate, write_file
 
         found = translate(original, name)
         if as_json:
@@ -73,7 +73,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
     from rich.text import Text
 
     from trainstone.config.load import format_value, list_keys, load_config, read_source
-    from trainstone.config.old.translate import read_key
+    from trainstone.originals.command_line.translate import read_key
 
     config = load_config(name)
     if as_json:

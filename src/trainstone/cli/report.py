@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.output import print_json
+from trainstone.cli.render.output import print_json
 from trainstone.errors import ConfigError, ResultError
 from trainstone.text import printable
 
@@ -27,7 +27,7 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Write a self-contained HTML page of a run, or an index of many."""
-    from trainstone.results.store import find_runs
+    from trainstone.results.run_folder import find_runs
 
     folders = {kind: folder for kind, folder in (("png", png), ("svg", svg), ("pdf", pdf)) if folder is not None}
     run = runs[0].parent if runs[0].name == "result.json" else runs[0]

@@ -9,12 +9,12 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Options, execute, find_begun, print_resolved
-from trainstone.cli.output import print_stderr
+from trainstone.cli.render.output import print_stderr
 from trainstone.errors import ConfigError, ResultError
-from trainstone.machine.launched import launch_name
+from trainstone.machine.launch_protocol import launch_name
 
 if TYPE_CHECKING:
-    from trainstone.launch.sweep import Plan
+    from trainstone.flows.sweep.run import Plan
 
 RUNS = Path("runs")
 Over = Annotated[
@@ -62,8 +62,8 @@ def sweep(
 ) -> None:
     """Measure over batch sizes, or any key; find and explain the knee."""
     from trainstone.config.load import load_config
-    from trainstone.launch.sweep import find_due, make_plan, resume_plan, run_sweep
-    from trainstone.results.store import read_result
+    from trainstone.flows.sweep.run import find_due, make_plan, resume_plan, run_sweep
+    from trainstone.results.run_folder import read_result
 
     flags = options.collect_flags({"measure.seconds": seconds, "seed": seed, "device": device}, data)
     if resume:
@@ -86,7 +86,7 @@ def sweep(
         return
     options.refuse_ranks("sweep")
     if plan.sweep.cores:
-        from trainstone.launch.ncu import find_ncu
+        from trainstone.flows.profile.ncu import find_ncu
 
         find_ncu()  # before the work, not after it
     options.prepare_process(quiet=quiet)
@@ -98,7 +98,7 @@ def sweep(
 
 def find_begun_sweep() -> Path | None:
     """Return the sweep that an earlier attempt of this launch has begun on this host; None: it starts from scratch."""
-    from trainstone.results.store import read_result
+    from trainstone.results.run_folder import read_result
 
     begun = find_begun()
     if begun is None:
@@ -110,8 +110,8 @@ def find_begun_sweep() -> Path | None:
 
 def check_resumed(path: Path, changes: list[Any]) -> None:
     """Refuse flags that --resume does not go with, and a run that is no stopped sweep."""
-    from trainstone.results.store import read_result
-    from trainstone.results.summary import describe_repeat
+    from trainstone.results.run_folder import read_result
+    from trainstone.results.step_summary import describe_repeat
 
     if any(change is not None and change is not False for change in changes):
         raise ConfigError(
@@ -133,8 +133,8 @@ def check_resumed(path: Path, changes: list[Any]) -> None:
 
 def print_plan(plan: "Plan", path: Path | None, out: Path, *, as_json: bool) -> None:
     """--dry-run: what is to be run, in its order and by which commands; of a resumed sweep only the rest."""
-    from trainstone.launch.sweep import find_due, list_due, make_command
-    from trainstone.results.store import read_result
+    from trainstone.flows.sweep.run import find_due, list_due, make_command
+    from trainstone.results.run_folder import read_result
 
     run = path or Path("RUN")
     every = {point.label: list_due(plan, {}, point) for point in plan.points}

@@ -9,14 +9,14 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Life, Options, ProgressStream, execute, exit_code, find_begun, print_plan, show_run
-from trainstone.cli.output import print_stderr
+from trainstone.cli.render.output import print_stderr
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config, StopConfig
-    from trainstone.results.quality import Repeated
+    from trainstone.results.schema.quality import Repeated
 
 FIXED = ("workload", "seed", "data", "model")
 """What a run keeps to its end, however often it is resumed."""
@@ -79,11 +79,11 @@ def train(
 def run_flow(life: Life, *, repeated: "Repeated | None", strict: bool, resume: bool) -> ProgressStream:
     """Train once in this process, or several times in child processes."""
     if repeated:
-        from trainstone.launch.child_runs import repeat_training
+        from trainstone.flows.child_runs import repeat_training
 
         return (yield from repeat_training(life, repeated))
     yield Progress("loading torch")
-    from trainstone.train.to_target import run_train
+    from trainstone.flows.train.loop import run_train
 
     return (yield from run_train(life, strict=strict, resume=resume))
 
@@ -93,7 +93,7 @@ def load_asked(
 ) -> "Config":
     """Resolve the recipe; that of the run which is resumed, with what is to be changed from there on."""
     from trainstone.config.load import load_config
-    from trainstone.results.store import read_result
+    from trainstone.results.run_folder import read_result
 
     if resume is None:
         return load_config(recipe or "resnet50", settings=settings, system=system, flags=flags)
@@ -112,9 +112,9 @@ def load_asked(
 
 def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool, changed: bool) -> "Repeated | None":
     """Return what --runs asks for, or the run that is resumed was asked for; None: a single run."""
-    from trainstone.launch.sweep import check_settled
-    from trainstone.results.quality import Repeated
-    from trainstone.results.store import read_result
+    from trainstone.flows.sweep.run import check_settled
+    from trainstone.results.run_folder import read_result
+    from trainstone.results.schema.quality import Repeated
 
     repeated = read_result(resume).repeated if resume else None
     if resume and runs > 1:
@@ -137,7 +137,7 @@ def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool,
 
 
 def list_commands(repeated: "Repeated", config: "Config", resume: Path | None) -> list[str]:
-    from trainstone.launch.child_runs import list_due, plan_child
+    from trainstone.flows.child_runs import list_due, plan_child
 
     folder = resume or Path("RUN")
     due = list_due(folder, repeated)
@@ -146,7 +146,7 @@ def list_commands(repeated: "Repeated", config: "Config", resume: Path | None) -
 
 def show_if_over(resume: Path, stop: "StopConfig", *, as_json: bool, require_target: bool) -> None:
     """Say so where a run has come to its end, and exit: there is nothing to resume."""
-    from trainstone.results.store import RunFolder, read_result
+    from trainstone.results.run_folder import RunFolder, read_result
 
     result = read_result(resume)
     if result.kind != "train" or result.status not in ("ok", "target_reached", "target_missed"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.output import interruptible, print_json
+from trainstone.cli.render.output import interruptible, print_json
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
@@ -14,7 +14,7 @@ from trainstone.text import printable
 from trainstone.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from trainstone.cli.progress import ProgressLine
+    from trainstone.cli.render.progress import ProgressLine
 
 app = typer.Typer(name="weights", help="Convert files of trained weights.", no_args_is_help=True)
 
@@ -53,7 +53,7 @@ def convert(
     quiet: options.Quiet = 0,
 ) -> None:
     """Turn weights of torchvision, of MLPerf SSD (MXNet) and safetensors into one another."""
-    from trainstone.cli.progress import ProgressLine
+    from trainstone.cli.render.progress import ProgressLine
 
     options.prepare_process(quiet=quiet)
     if read_rank().number > 0:
@@ -78,7 +78,7 @@ def convert(
 
 def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -> Path:
     """Return the file to read; one with an address is fetched to the target's folder, where it stays."""
-    from trainstone.data.raw.download import fetch, find_file, is_address
+    from trainstone.data.sources.download import fetch, find_file, is_address
 
     if not is_address(source):
         if sha256 is not None:

@@ -16,11 +16,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from trainstone.data.picture.decode import decode, encode_jpeg
-from trainstone.data.picture.look import Look, look
+from trainstone.data.image.decode import decode, encode_jpeg
+from trainstone.data.image.inspect import Look, look
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split
 from trainstone.errors import DataError
-from trainstone.results import dataset as results
+from trainstone.results.schema import dataset as results
 from trainstone.text import printable
 from trainstone.units import format_count
 

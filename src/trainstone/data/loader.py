@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import NOTHING, Bad, Feed, Holds, Worker, pack
-from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
-from trainstone.data.feeding.ring import Ring
-from trainstone.data.picture.decode import Pixels
+from trainstone.data.image.decode import Pixels
+from trainstone.data.pipeline.feed import NOTHING, Bad, Feed, Holds, Worker, pack
+from trainstone.data.pipeline.order import EvalOrder, Place, TrainOrder
+from trainstone.data.pipeline.ring import Ring
 from trainstone.data.sample import Source
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank

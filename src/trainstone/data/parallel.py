@@ -24,7 +24,7 @@ CHUNK = 16
 
 
 class Progress(NamedTuple):
-    """How far preparing, fetching, unpacking or checking has come; drawn by cli/progress.py."""
+    """How far preparing, fetching, unpacking or checking has come; drawn by cli/render/progress.py."""
 
     phase: str
     done: int

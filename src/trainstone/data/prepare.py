@@ -18,6 +18,7 @@ from typing import IO, NamedTuple, Self
 
 import google_crc32c
 
+from trainstone.data.image.inspect import Look, look
 from trainstone.data.manifest import (
     TEXT,
     WORK,
@@ -32,10 +33,9 @@ from trainstone.data.manifest import (
     write_manifest,
 )
 from trainstone.data.parallel import Progress, lock_file, map_in_order, open_pool
-from trainstone.data.picture.look import Look, look
-from trainstone.data.plan import ENCODERS, Plan, Treatment
 from trainstone.data.sample import Sample, Source
-from trainstone.data.storage.boxfile import SUFFIX
+from trainstone.data.shard_plan import ENCODERS, Plan, Treatment
+from trainstone.data.storage.box_file import SUFFIX
 from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.files import dump_json, sync_path, write_atomically
@@ -108,7 +108,7 @@ def treat(sample: Sample, treatment: Treatment, num_classes: int) -> tuple[Sampl
     image, why = sample.image, None
     if treatment.resize or treatment.quality:
         # Most sets are passed through; they need not wait for these libraries.
-        from trainstone.data.picture.decode import decode, encode_jpeg, resize_shorter, turn_upright
+        from trainstone.data.image.decode import decode, encode_jpeg, resize_shorter, turn_upright
 
         pixels = decode(image)
         if not sample.boxes:
@@ -134,7 +134,7 @@ def repair(name: str, image: bytes, seen: Look) -> tuple[bytes, str | None]:
         why = f"{seen.kind.upper()} named {ending}"
     else:
         return image, None
-    from trainstone.data.picture.decode import decode, encode_jpeg  # heavy, and seldom needed
+    from trainstone.data.image.decode import decode, encode_jpeg  # heavy, and seldom needed
 
     return encode_jpeg(decode(image), REPAIR_QUALITY), why
 

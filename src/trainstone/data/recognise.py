@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainstone.data.manifest import WORK, Manifest, check_files, read_manifest
-from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet, open_class_folders
-from trainstone.data.raw.coco import CocoSource, find_coco, open_splits
-from trainstone.data.raw.listing import is_picture
 from trainstone.data.sample import ClassName, DataSet, PictureSource, Sample, Selection, Source, Split, clip_box
+from trainstone.data.sources.class_folders import find_class_folders, find_tiny_imagenet, open_class_folders
+from trainstone.data.sources.coco import CocoSource, find_coco, open_splits
+from trainstone.data.sources.listing import is_picture
 from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.records import DamagedRecords, Glance, RecordSource, ShardReader
 from trainstone.data.storage.tfrecord import TFRecordShard

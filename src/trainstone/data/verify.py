@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from trainstone.data.image.decode import decode_strict
 from trainstone.data.manifest import NAME, TEXT, Manifest, ShardFacts, measure, sum_file
 from trainstone.data.parallel import Pool, map_in_order, open_pool
-from trainstone.data.picture.decode import decode_strict
 from trainstone.data.sample import DataSet, Sample, Selection, Source
 from trainstone.data.storage.records import RecordSource, walk
 from trainstone.errors import DataError

@@ -2,7 +2,7 @@
 
 The events, `{... "traceEvents": [ ... ] ...}` or a bare `[ ...`, are decoded in batches. A batch ends at what looks
 like a border between two events (`},{`). If it does not parse, that was part of a string or of an inner list, and
-counting brackets finds a true border. What the events mean for a training step is in results/timeline.py.
+counting brackets finds a true border. What the events mean for a training step is in trace/timeline.py.
 """
 
 import gzip

@@ -1,6 +1,6 @@
 """The kernels in a CSV of NVIDIA's ncu, among whatever else was printed: a metric per row, or (--page raw) per column.
 
-What the metrics mean is not known here; results/cores.py makes use of them.
+What the metrics mean is not known here; trace/core_utilisation.py makes use of them.
 """
 
 import contextlib

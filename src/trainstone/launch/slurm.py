@@ -25,12 +25,12 @@ import jinja2
 
 from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError, LaunchError, MachineError, ResultError, TrainstoneError, error_of_child
-from trainstone.launch.aftermath import record_cause, settle
-from trainstone.launch.supervisor import Tail
+from trainstone.launch.failure_report import record_cause, settle
 from trainstone.launch.verb import IMAGE_PYTHON, Verb
-from trainstone.machine.launched import CAUSE, CODE, FOLDER, ORDERLY, PROGRESS, VERBS, read_code
+from trainstone.machine.launch_protocol import CAUSE, CODE, FOLDER, ORDERLY, PROGRESS, VERBS, read_code
 from trainstone.machine.signals import SIGNALS, StopSignals
-from trainstone.results.store import read_result
+from trainstone.machine.supervisor import Tail
+from trainstone.results.run_folder import read_result
 from trainstone.text import printable
 
 SCRIPT, SUBMIT = "job.sh", "submit.sh"
@@ -134,7 +134,7 @@ def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: S
             f"{verb.name} runs on one rank, not on {num_ranks}; verbs for many ranks: {', '.join(VERBS)}",
             hint="--nodes 1 --ranks-per-node 1, or --fleet for one on each node",
         )
-    command, aftermath = verb.command(), [sys.executable, "-P", "-m", "trainstone.launch.aftermath"]
+    command, aftermath = verb.command(), [sys.executable, "-P", "-m", "trainstone.launch.failure_report"]
     if options.container is not None:
         wrap = partial(verb.wrap, image=options.container, binds=[folder, run.parent], program="apptainer")
         command = wrap(verb.command(IMAGE_PYTHON), gpus="gpu" in (options.gres or ""))

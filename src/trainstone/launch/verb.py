@@ -11,10 +11,19 @@ from tempfile import TemporaryDirectory
 from trainstone.config.load import load_system
 from trainstone.config.schema import Config, System
 from trainstone.errors import ConfigError, ResultError
-from trainstone.launch.child_runs import TRAINSTONE, explain_end
-from trainstone.machine.launched import ALONE_VERBS, FOLDER, LAUNCH, RANKS, RUN, VERBS, forget_attempt, without_launch
+from trainstone.flows.child_runs import TRAINSTONE, explain_end
+from trainstone.machine.launch_protocol import (
+    ALONE_VERBS,
+    FOLDER,
+    LAUNCH,
+    RANKS,
+    RUN,
+    VERBS,
+    forget_attempt,
+    without_launch,
+)
 from trainstone.machine.ranks import BIND
-from trainstone.results.store import name_run, read_result, refuse_running
+from trainstone.results.run_folder import name_run, read_result, refuse_running
 
 # Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it.
 WITHOUT_SYSTEM = ("eval",)

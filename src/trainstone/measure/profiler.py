@@ -1,6 +1,6 @@
 """Records a few steps with torch.profiler into a Chrome trace, gzipped, or marks them for an nsys or ncu around us.
 
-It analyses nothing: results/timeline.py does. Bounded: shapes are recorded, stacks and memory are not, and no more than
+It analyses nothing: trace/timeline.py does. Bounded: shapes are recorded, stacks and memory are not, and no more than
 the requested steps are kept.
 """
 

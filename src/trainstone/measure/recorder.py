@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.results.quality import Evaluation
-from trainstone.results.schema import Status
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord, StepWriter, cut_steps, list_columns, set_aside
 
 

@@ -1,4 +1,4 @@
-"""Samples one device while a run goes on, into telemetry-<host>-<device>.csv (results/samples.py).
+"""Samples one device while a run goes on, into telemetry-<host>-<device>.csv (results/telemetry.py).
 
 The file grows by a whole line at each sample and so is the run's heart-beat too; no failure of the sampler ends the
 run. CPUs are read through /proc and /sys, NVIDIA devices through NVML. What cannot be read is None.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainstone.machine import cpus
-from trainstone.results.samples import HEADER, NAMES, Reading, Sample, format_sample
+from trainstone.results.telemetry import HEADER, NAMES, Reading, Sample, format_sample
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainstone.results.schema import Finding
+from trainstone.results.schema.run import Finding
 from trainstone.results.tables import Table as Table  # a block, too
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import altair as alt
 
 from trainstone.report.blocks import Figure
-from trainstone.results.profiled import shorten
+from trainstone.results.schema.timeline import shorten
 from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table, is_number
 from trainstone.text import printable

@@ -10,7 +10,7 @@ import altair as alt
 from trainstone.report.blocks import Block, Facts, Gallery, Outline, Picture, Section
 from trainstone.report.charts import BLUE, Rows, across, bars, figure, mark, tips, up
 from trainstone.report.page import Page
-from trainstone.results.dataset import ClassSummary, DatasetSummary, Quantiles
+from trainstone.results.schema.dataset import ClassSummary, DatasetSummary, Quantiles
 from trainstone.results.tables import Table, keep_filled
 from trainstone.units import format_bytes, format_count, format_percent
 

@@ -24,16 +24,16 @@ from trainstone import __version__
 from trainstone.errors import ResultError
 from trainstone.files import cache_folder, write_atomically
 from trainstone.report.blocks import Figure, Section
-from trainstone.report.sections import data_bench, facts, profile, quality, speed, sweep, timeline, training
+from trainstone.report.sections import data_bench, facts, profile, quality, speed, sweep_curve, timeline, training
 from trainstone.report.view import RunView, read_view
-from trainstone.results.schema import Comparison
-from trainstone.results.summary import describe_setting
+from trainstone.results.schema.run import Comparison
+from trainstone.results.step_summary import describe_setting
 from trainstone.text import printable
 
 # In the order of the page; a section without data is left out.
 SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
-    sweep.build_comparison,
-    sweep.build,
+    sweep_curve.build_comparison,
+    sweep_curve.build,
     speed.build_headline,
     data_bench.build_overview,
     facts.build_findings,
@@ -121,7 +121,7 @@ def build_page(view: RunView) -> Page:
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    section = sweep.describe_comparison(comparison, "How many times as fast A is as B, with the 95 % interval.")
+    section = sweep_curve.describe_comparison(comparison, "How many times as fast A is as B, with the 95 % interval.")
     write_page(Page("trainstone: comparison", "comparison", comparison.verdict, [section]), path)
 
 

@@ -9,9 +9,9 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from trainstone.errors import ResultError
-from trainstone.results.schema import Result
+from trainstone.results.run_folder import read_result, recover
+from trainstone.results.schema.run import Result
 from trainstone.results.series import StepSeries, TelemetryPoint, sample_steps, sample_telemetry
-from trainstone.results.store import read_result, recover
 
 STEPS = "steps-rank0000.csv"
 Read = TypeVar("Read")

@@ -6,13 +6,14 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, NamedTuple
 
-from trainstone.machine.health import Noise
-from trainstone.results import learning, stats, verdicts
-from trainstone.results.checks import finding
+from trainstone.machine.noise import Noise
+from trainstone.results import training, verdicts
+from trainstone.results.findings import finding
 from trainstone.results.mlperf.summary import olympic_mean, rank_times
-from trainstone.results.quality import Quality, Repeated, TrainedRun
-from trainstone.results.schema import FINISHED, Device, Finding, Point, Result, Status, Throughput
-from trainstone.results.sweep import Sweep, label_row
+from trainstone.results.schema.quality import Quality, Repeated, TrainedRun
+from trainstone.results.schema.run import FINISHED, Device, Finding, Point, Result, Status, Throughput
+from trainstone.results.schema.sweep import Sweep, label_row
+from trainstone.stats import throughput as stats
 from trainstone.units import format_seconds
 
 FEWEST_SCORED = 3  # runs, so that one is left when the fastest and the slowest are dropped
@@ -105,7 +106,7 @@ def score_runs(repeated: Repeated) -> Repeated:
     runs = [run.model_copy(update={"counted": False}) for run in repeated.runs]
     scores: dict[str, float | None] = {"score_seconds": None, "score_epochs": None}
     missed = sum(not run.reached for run in runs)
-    if learning.is_complete(repeated) and len(runs) >= FEWEST_SCORED and missed <= 1:
+    if training.is_complete(repeated) and len(runs) >= FEWEST_SCORED and missed <= 1:
         for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
             runs[place] = runs[place].model_copy(update={"counted": True})
         times = {"score_seconds": [run.seconds_to_target for run in runs], "score_epochs": [run.epochs for run in runs]}
@@ -152,10 +153,10 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     if repeated.score_seconds is not None:
         facts.append(("olympic mean", format_seconds(repeated.score_seconds)))
     if quality.value is not None:
-        best = learning.format_metric(quality.metric, quality.value, quality.target)
+        best = training.format_metric(quality.metric, quality.value, quality.target)
         of_best = "" if all(run.reached for run in over) else "best "
-        facts.append((f"{of_best}{learning.name_metric(quality.metric)}, median", best))
-    facts.append(("epochs, median", learning.format_epoch(quality.epochs)))
+        facts.append((f"{of_best}{training.name_metric(quality.metric)}, median", best))
+    facts.append(("epochs, median", training.format_epoch(quality.epochs)))
     return facts
 
 

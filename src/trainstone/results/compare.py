@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from trainstone.config.load import HASHED_SECTIONS, did_you_mean, flatten
 from trainstone.errors import ResultError
-from trainstone.results import anchors, ratio
-from trainstone.results.anchors import Anchor, describe_share, is_published
-from trainstone.results.schema import Comparison, ComparisonRow, Result, Side, Throughput
-from trainstone.results.store import find_runs as find_folders
-from trainstone.results.store import read_result
+from trainstone.results import published
+from trainstone.results.published import Anchor, describe_share, is_published
+from trainstone.results.run_folder import find_runs as find_folders
+from trainstone.results.run_folder import read_result
+from trainstone.results.schema.run import Comparison, ComparisonRow, Result, Side, Throughput
 from trainstone.results.verdicts import write_comparison_verdict
+from trainstone.stats import ratio
 from trainstone.text import printable
 from trainstone.units import format_count, format_interval, format_ratio
 
@@ -75,7 +76,7 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
     """
     _check_words(runs, to)
     a, left_out = find_runs(Path(word) for word in runs)
-    b, left_out_of_b = find_runs(Path(word) for word in to if not anchors.is_anchor(word))
+    b, left_out_of_b = find_runs(Path(word) for word in to if not published.is_anchor(word))
     left_out += [left._replace(lost=False) for left in left_out_of_b]
     # The noise of a run that stands on both sides, or of a copy of it, would cancel and the interval lie.
     others = {run.identity for run in b}
@@ -93,7 +94,7 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
         judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
         rows[place] = row.model_copy(update={"p_holm": p_holm, "judgement": judgement})
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
-    words = [word for word in to if anchors.is_anchor(word)]
+    words = [word for word in to if published.is_anchor(word)]
     rows += compare_published(list(groups.values()), words, left_out) if words else []
     left = [left.told for left in left_out]
     verdict = write_comparison_verdict(rows, mean)
@@ -157,12 +158,12 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
 
 
 def compare_published(groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]) -> list[ComparisonRow]:
-    fitting = [group for group in groups if anchors.anchors_for(group[0].result)] or list(groups[:1])
+    fitting = [group for group in groups if published.anchors_for(group[0].result)] or list(groups[:1])
     unknown = [group for group in groups if group not in fitting]
     left_out += [LeftOut(f"{_join(group)}: no published figures", lost=False) for group in unknown]
     rows = []
     for group in fitting:
-        chosen = {anchor.id: anchor for word in words for anchor in anchors.choose_anchors(word, group[0].result)}
+        chosen = {anchor.id: anchor for word in words for anchor in published.choose_anchors(word, group[0].result)}
         for anchor in chosen.values():
             label = f"{_join(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id
             rows.append(compare_anchor(label, group, anchor))
@@ -219,8 +220,8 @@ def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
             hint = "give a run folder, its result.json or a folder of runs; published figures follow --to"
             raise ResultError(f"there is no run {word[:LONGEST]}", hint=hint)
     for word in to:
-        if not anchors.is_anchor(word) and not os.path.exists(word):  # noqa: PTH110
-            known = [anchors.PUBLISHED, *(anchor.id for anchor in anchors.load_anchors())]
+        if not published.is_anchor(word) and not os.path.exists(word):  # noqa: PTH110
+            known = [published.PUBLISHED, *(anchor.id for anchor in published.load_anchors())]
             quoted = repr(printable(word[:LONGEST]))
             told = f"there is no run and no published figure {quoted}{did_you_mean(word, known)}"
             raise ResultError(told, hint=f"give a run folder, or one of: {', '.join(known)}")

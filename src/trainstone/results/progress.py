@@ -1,4 +1,4 @@
-"""A glance at a run under way, yielded by train/run.py and drawn by cli/progress.py."""
+"""A glance at a run under way, yielded by flows/bench/run.py and drawn by cli/render/progress.py."""
 
 from typing import NamedTuple
 

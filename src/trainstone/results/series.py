@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
-from trainstone.results.samples import HINDRANCES, iterate_samples
 from trainstone.results.steps import Columns, read_blocks
+from trainstone.results.telemetry import HINDRANCES, iterate_samples
 
 Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""The tables of a result, made once: the terminal prints them (cli/summary.py), the page draws them (report/).
+"""The tables of a result, made once: the terminal prints them (cli/render/run.py), the page draws them (report/).
 
 Cells are text as people read it; making it printable or escaping it is the work of who shows it.
 """
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 from trainstone import units
-from trainstone.results import learning
-from trainstone.results.anchors import describe_share
+from trainstone.results import training
 from trainstone.results.compare import ON_BOTH
-from trainstone.results.feeding import Feeding, format_microseconds
-from trainstone.results.profiled import PIPES
-from trainstone.results.quality import Evaluation, Quality, Repeated
-from trainstone.results.schema import ComparisonRow, Result
-from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
+from trainstone.results.published import describe_share
+from trainstone.results.schema.data_bench import Feeding, format_microseconds
+from trainstone.results.schema.quality import Evaluation, Quality, Repeated
+from trainstone.results.schema.run import ComparisonRow, Result
+from trainstone.results.schema.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
+from trainstone.results.schema.timeline import PIPES
 
 STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}
 MOST_EVALUATIONS = 60
@@ -171,21 +171,21 @@ def stage_table(feeding: Feeding) -> Table:
 
 
 def evaluation_table(quality: Quality) -> Table:
-    shown = learning.thin_history(quality, MOST_EVALUATIONS)
+    shown = training.thin_history(quality, MOST_EVALUATIONS)
     # Those of the first, in its order, so that the one that counts is not lost among many
     metrics = list(dict.fromkeys([quality.metric, *(name for found in shown for name in found.metrics)]))[:MOST_METRICS]
-    best, reached = learning.find_best(quality), learning.find_reached(quality)
+    best, reached = training.find_best(quality), training.find_reached(quality)
     notes = {quality.history[at].step: note for at, note in ((best, "best"), (reached, "target")) if at is not None}
     if best is not None and best == reached:
         notes[quality.history[best].step] = "best, target"
 
     def show(found: Evaluation, name: str) -> str:
         target = quality.target if name == quality.metric else None
-        return learning.format_metric(name, found.metrics[name], target) if name in found.metrics else ""
+        return training.format_metric(name, found.metrics[name], target) if name in found.metrics else ""
 
     rows = [
         [
-            learning.format_epoch(found.epoch),
+            training.format_epoch(found.epoch),
             f"{found.step:,}",
             *(show(found, name) for name in metrics),
             units.format_seconds(found.seconds),
@@ -195,7 +195,7 @@ def evaluation_table(quality: Quality) -> Table:
         ]
         for found in shown
     ]
-    heads = ["epochs", "steps", *map(learning.name_metric, metrics), "run's clock", "evaluation", "images", ""]
+    heads = ["epochs", "steps", *map(training.name_metric, metrics), "run's clock", "evaluation", "images", ""]
     left_out = len(quality.history) - len(shown)
     caption = f"{units.format_count(left_out, 'evaluation')} between these left out." if left_out else ""
     return Table(heads, rows, caption=caption, numeric=[True] * (len(heads) - 1) + [False])
@@ -215,15 +215,15 @@ def training_table(
         notes += [f"in {run.starts} starts"] if run.starts > 1 else []
         value = ""
         if quality and run.value is not None:
-            value = learning.format_metric(quality.metric, run.value, quality.target)
+            value = training.format_metric(quality.metric, run.value, quality.target)
         cells = [
-            "" if run.epochs is None else learning.format_epoch(run.epochs),
+            "" if run.epochs is None else training.format_epoch(run.epochs),
             "" if run.seconds_to_target is None else units.format_seconds(run.seconds_to_target),
             value,
             units.format_rate(result.throughput.images_per_second) if result and result.throughput else "",
         ]
         rows.append([f"seed {run.seed}", *cells, run.status.replace("_", " "), ", ".join(notes)])
-    best = f"{learning.name_metric(quality.metric)}, best" if quality else "best"
+    best = f"{training.name_metric(quality.metric)}, best" if quality else "best"
     numeric = dict.fromkeys(("epochs", "time to target", best, "images/s"), True)
     table = keep_filled({"run": False, **numeric, "status": False, "": False}, rows)
     return replace(table, caption=caption, links=links)

@@ -1,6 +1,6 @@
 """Every sentence that result.json holds but for findings: verdicts, and what a sweep, a profile or a table means.
 
-Pure: numbers in, text out. Findings are made beside what they judge (results/checks.py).
+Pure: numbers in, text out. Findings are made beside what they judge (results/findings.py).
 """
 
 from collections import Counter
@@ -8,16 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from trainstone import units
-from trainstone.machine.health import Noise
-from trainstone.results import feeding as fed
-from trainstone.results import learning, profiled, schema
-from trainstone.results import sweep as swept
-from trainstone.results.anchors import describe_share, is_published
-from trainstone.results.feeding import Feeding
-from trainstone.results.profiled import RooflinePoint, StepParts, Timeline
-from trainstone.results.quality import Evaluation, Quality, Repeated
-from trainstone.results.summary import describe_interval, describe_rate
-from trainstone.results.sweep import Knee, StepFit, Sweep, SweepRow
+from trainstone.machine.noise import Noise
+from trainstone.results import training
+from trainstone.results.published import describe_share, is_published
+from trainstone.results.schema import data_bench as fed
+from trainstone.results.schema import run as schema
+from trainstone.results.schema import sweep as swept
+from trainstone.results.schema import timeline as profiled
+from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.quality import Evaluation, Quality, Repeated
+from trainstone.results.schema.sweep import Knee, StepFit, Sweep, SweepRow
+from trainstone.results.schema.timeline import RooflinePoint, StepParts, Timeline
+from trainstone.results.step_summary import describe_interval, describe_rate
 
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
@@ -87,8 +89,8 @@ def write_runs_verdict(
 
 def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: str) -> str:
     """Return ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 pictures (from step 1,250 of RUN)."""
-    shown = [metric, *(name for name in evaluation.metrics if name in learning.TOLD and name != metric)]
-    told = ", ".join(learning.describe_metric(name, evaluation.metrics[name]) for name in shown)
+    shown = [metric, *(name for name in evaluation.metrics if name in training.TOLD and name != metric)]
+    told = ", ".join(training.describe_metric(name, evaluation.metrics[name]) for name in shown)
     return f"{title}: {told} on {units.format_count(evaluation.images, 'picture')} (from {origin})"
 
 
@@ -111,24 +113,24 @@ def write_learning_verdict(
     }
     if quality is not None and quality.value is None:
         steps = "" if quality.steps is None else f"{units.format_count(quality.steps, 'step')}, "
-        told = f"trained {steps}{learning.format_epochs(quality.epochs)}; not evaluated"
+        told = f"trained {steps}{training.format_epochs(quality.epochs)}; not evaluated"
     elif quality is not None and quality.value is not None and quality.history:
-        value = learning.describe_metric(quality.metric, quality.value, quality.target)
-        target = "" if quality.target is None else learning.format_target(quality.metric, quality.target)
+        value = training.describe_metric(quality.metric, quality.value, quality.target)
+        target = "" if quality.target is None else training.format_target(quality.metric, quality.target)
         told = f"{value} (target {target})" if status == "target_reached" else f"best {value}"
-        told += f" after {learning.format_epochs(quality.epochs)}"
+        told += f" after {training.format_epochs(quality.epochs)}"
         endings["target_missed"] = f"; the target of {target} was not reached"
     if status in endings:
         told += endings[status]
     elif quality is not None and quality.value is not None and phases is not None:
-        total = learning.total_time(quality, phases)
-        told += f", in {units.format_seconds(total)}: {learning.describe_split(phases, total)}"
+        total = training.total_time(quality, phases)
+        told += f", in {units.format_seconds(total)}: {training.describe_split(phases, total)}"
     return f"{title}: {told}"
 
 
 def describe_goal(quality: Quality) -> str:
     assert quality.target is not None
-    return f"{learning.format_target(quality.metric, quality.target)} {learning.name_metric(quality.metric)}"
+    return f"{training.format_target(quality.metric, quality.target)} {training.name_metric(quality.metric)}"
 
 
 def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: str) -> str:
@@ -138,10 +140,10 @@ def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: s
         return f"{title}: none of {repeated.num_runs} runs has come to its end"
     values = [run.value for run in over if run.value is not None and not run.reached]
     if quality.target is None:
-        told = f"trained {learning.format_epochs(quality.epochs)} in {units.format_count(len(over), 'run')}"
+        told = f"trained {training.format_epochs(quality.epochs)} in {units.format_count(len(over), 'run')}"
         if values and quality.value is not None:
-            low, high = (learning.format_metric(quality.metric, value) for value in (min(values), max(values)))
-            told += f", best {learning.describe_metric(quality.metric, quality.value)} ({low} to {high})"
+            low, high = (training.format_metric(quality.metric, value) for value in (min(values), max(values)))
+            told += f", best {training.describe_metric(quality.metric, quality.value)} ({low} to {high})"
     else:
         times = [run.seconds_to_target for run in over if run.seconds_to_target is not None]
         told = f"{len(times)} of {len(over)} runs reached {describe_goal(quality)}"
@@ -151,9 +153,9 @@ def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: s
             score = "" if olympic is None else f"; olympic mean {units.format_seconds(olympic)}"
             told += f", in {middle} ({least} to {most}{score})"
         if values:
-            best = learning.format_metric(quality.metric, max(values), quality.target)
+            best = training.format_metric(quality.metric, max(values), quality.target)
             told += f"; the best that missed it found {best}"
-    under_way = "" if learning.is_complete(repeated) else f"{len(over)} of {repeated.num_runs} runs are over: "
+    under_way = "" if training.is_complete(repeated) else f"{len(over)} of {repeated.num_runs} runs are over: "
     return f"{title}: {under_way}{told}"
 
 

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.losses import cross_entropy, draw_mix, mix_images, mix_loss
 from trainstone.models.resnet import build_resnet
+from trainstone.originals.mlperf.rules import RESNET
 from trainstone.workloads import workload
-from trainstone.workloads.mlperf import RESNET
 
 
 def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:

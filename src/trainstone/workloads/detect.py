@@ -16,22 +16,22 @@ from PIL import Image
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import IGNORED
-from trainstone.data.picture.decode import decode
+from trainstone.data.image.decode import decode
+from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.models.boxes import Found, default_boxes, find_boxes, match
 from trainstone.models.losses import detection_loss
 from trainstone.models.ssd import build_ssd
-from trainstone.results import detection
-from trainstone.results.checks import finding
-from trainstone.results.detection import Truth, list_tables, match_boxes, score_boxes
-from trainstone.results.quality import QualityPicture, ShownBox
-from trainstone.results.schema import Finding
+from trainstone.originals.mlperf.rules import SSD
+from trainstone.results import coco_metrics
+from trainstone.results.coco_metrics import Truth, list_tables, match_boxes, score_boxes
+from trainstone.results.findings import finding
+from trainstone.results.schema.quality import QualityPicture, ShownBox
+from trainstone.results.schema.run import Finding
 from trainstone.workloads import workload
-from trainstone.workloads.mlperf import SSD
 
-Boxes = TypeVar("Boxes", Truth, detection.Found)
+Boxes = TypeVar("Boxes", Truth, coco_metrics.Found)
 ROW = ("picture", "kind", "label", "value", "left", "top", "right", "bottom", "area")
 """Columns. picture: its number in the source; label: class, negative for a row that is none; value: score of a found
 box, whether a true one is a crowd; edges in pixels of the stored picture, whose size those of a picture's row are."""
@@ -50,7 +50,7 @@ MIN_SYNTHETIC_SIDE = 0.05
 
 def build_model(config: Config) -> nn.Module:
     model, size = config.model, config.data.image_size
-    assert isinstance(model.num_classes, int)  # train/task.py resolved it
+    assert isinstance(model.num_classes, int)  # engine/task.py resolved it
     try:
         return build_ssd(
             model.depth, num_classes=model.num_classes, image_size=size, width=model.width, norm=model.norm
@@ -191,7 +191,7 @@ def list_doubts(config: Config) -> list[Finding]:
 
 class Rows(NamedTuple):
     truth: Truth
-    found: detection.Found
+    found: coco_metrics.Found
     pictures: NDArray[np.int64]
     """Numbers of the pictures that were judged, rising."""
     sizes: NDArray[np.float64]
@@ -205,7 +205,7 @@ def split_rows(rows: NDArray[np.float32]) -> Rows:
     numbers, first = np.unique(pictures[:, 0].astype(np.int64), return_index=True)
     return Rows(
         Truth(*_columns(truth), area=truth[:, 8], crowd=truth[:, 3] > 0),
-        detection.Found(*_columns(found), score=found[:, 3]),
+        coco_metrics.Found(*_columns(found), score=found[:, 3]),
         numbers,
         pictures[first, 6:8],
     )

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.feeding.feed import Holds
 from trainstone.data.loader import Loader
+from trainstone.data.pipeline.feed import Holds
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE, Rank
-from trainstone.results.quality import QualityPicture, QualityTable
-from trainstone.results.schema import Finding
+from trainstone.results.schema.quality import QualityPicture, QualityTable
+from trainstone.results.schema.run import Finding
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -135,7 +135,7 @@ class Workload:
                 "engine.cuda_graphs = true: batches of real pictures differ in their number of boxes",
                 hint="--set engine.cuda_graphs=false",
             )
-        assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+        assert isinstance(config.train.batch_size, int)  # engine/fit.py resolved it
         how = {"holds": self.holds, "parts": config.train.accumulate, "first_step": first_batch}
         return _open_for_rank(config, opened, device, rank, batch_size=config.train.batch_size, **how)
 

@@ -15,8 +15,8 @@ from hostile import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
 from trainstone.cli import doctor, recipes
 from trainstone.cli.execute import print_error
 from trainstone.cli.main import main
-from trainstone.cli.output import interruptible, print_json
-from trainstone.cli.progress import ProgressLine, describe_progress, describe_work
+from trainstone.cli.render.output import interruptible, print_json
+from trainstone.cli.render.progress import ProgressLine, describe_progress, describe_work
 from trainstone.errors import RunError
 from trainstone.results.progress import Progress
 
@@ -58,7 +58,7 @@ def test_a_recipe_is_shown_with_its_lines_and_not_obeyed(capsys, tmp_path: Path)
 
 
 def test_the_doctor_shows_what_machines_say_and_does_not_obey(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from trainstone.train import checkup
+    from trainstone.flows import doctor as checkup
 
     monkeypatch.setattr(checkup, "examine", lambda facts, out: [checkup.Check("device", "missing", EVIL, EVIL)])
     doctor.print_checks(tmp_path, as_json=False)

@@ -17,14 +17,14 @@ from hostile import EVIL, EVIL_NAME, hidden
 from made_learning import make_quality, make_training, write_training
 from made_results import A100, make_feeding, make_point, make_profile, make_result, make_timeline, write_run
 from made_sweep import make_row, make_sweep, steps_of
-from trainstone.cli import summary
-from trainstone.results.checks import finding
+from trainstone.cli.render import run as summary
 from trainstone.results.compare import compare
-from trainstone.results.feeding import Stage
-from trainstone.results.schema import Comparison, ComparisonRow, Result, Side
-from trainstone.results.store import read_result
-from trainstone.results.summary import describe_repeat, describe_setting
-from trainstone.results.sweep import Sweep
+from trainstone.results.findings import finding
+from trainstone.results.run_folder import read_result
+from trainstone.results.schema.data_bench import Stage
+from trainstone.results.schema.run import Comparison, ComparisonRow, Result, Side
+from trainstone.results.schema.sweep import Sweep
+from trainstone.results.step_summary import describe_repeat, describe_setting
 
 
 def draw(

@@ -22,9 +22,10 @@ from trainstone.errors import (
     ResultError,
     TrainstoneError,
 )
-from trainstone.launch import aftermath, supervisor
-from trainstone.launch.supervisor import Plan
+from trainstone.launch import failure_report
+from trainstone.machine import supervisor
 from trainstone.machine.signals import StopSignals
+from trainstone.machine.supervisor import Plan
 from trainstone.results.compare import compare
 
 
@@ -130,7 +131,7 @@ def follow(
         return end
 
     monkeypatch.setattr(supervisor, "run_plan", run_plan)
-    monkeypatch.setattr(aftermath, "settle", settle)
+    monkeypatch.setattr(failure_report, "settle", settle)
     signals = StopSignals()
     signals.received = asked
     return drain(launching.run_attempts(PLAN, run, signals))[1]

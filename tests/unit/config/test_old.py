@@ -28,10 +28,10 @@ from old_lines import (
     ssd_program,
 )
 from trainstone.config.load import flatten, list_keys, load_config
-from trainstone.config.old.line import PROGRAM, Geometry, read_launcher, read_line, read_table
-from trainstone.config.old.translate import ORIGINALS, Translation, read_key, translate, write_file
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
+from trainstone.originals.command_line.reader import PROGRAM, Geometry, read_launcher, read_line, read_table
+from trainstone.originals.command_line.translate import ORIGINALS, Translation, read_key, translate, write_file
 
 DDLRUN = "ddlrun -H host1,host2,host3,host4 python /opt/tensorflow-benchmarks/resnet50/main.py"
 HINT = "no shell is started: give its value, or the script's name"

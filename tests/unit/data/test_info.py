@@ -8,12 +8,12 @@ import pytest
 
 from hostile import EVIL, hidden
 from small_sets import Listed
-from trainstone.data.generated.source import GeneratedSource, generate
+from trainstone.data.image.decode import decode, encode_jpeg
+from trainstone.data.image.inspect import look
 from trainstone.data.info import summarise
-from trainstone.data.picture.decode import decode, encode_jpeg
-from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
 from trainstone.data.storage.records import Glance
+from trainstone.data.synthetic.dataset import GeneratedSource, generate
 
 
 class Telling(Listed):

@@ -11,12 +11,12 @@ import torch
 from made_pictures import busy, make_samples, save
 from small_loaders import Batch, make_loader, same, take, wait_for_rest
 from small_sets import Listed, make_set
-from trainstone.data.feeding.feed import IGNORED
-from trainstone.data.feeding.order import TrainOrder
-from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.loader import STAGES, Loader
+from trainstone.data.pipeline.feed import IGNORED
+from trainstone.data.pipeline.order import TrainOrder
 from trainstone.data.sample import Box, Sample, Source
 from trainstone.data.splits import open_split
+from trainstone.data.synthetic.dataset import GeneratedSource
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 

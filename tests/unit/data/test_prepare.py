@@ -36,7 +36,7 @@ from small_sets import (
     to_detect,
 )
 from trainstone.data import prepare
-from trainstone.data.generated.source import GeneratedSource, generate
+from trainstone.data.image.inspect import look
 from trainstone.data.manifest import (
     NAME,
     FileFacts,
@@ -48,10 +48,10 @@ from trainstone.data.manifest import (
     write_manifest,
 )
 from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
-from trainstone.data.picture.look import look
-from trainstone.data.plan import Plan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
+from trainstone.data.shard_plan import Plan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
+from trainstone.data.synthetic.dataset import GeneratedSource, generate
 from trainstone.errors import DataError, MachineError
 from trainstone.machine.ranks import Rank
 
@@ -85,7 +85,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from trainstone.data import prepare
-from trainstone.data.plan import make_plan
+from trainstone.data.shard_plan import make_plan
 from trainstone.data.recognise import open_dataset
 from trainstone.machine.ranks import Rank
 when, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])

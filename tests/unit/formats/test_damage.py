@@ -27,10 +27,10 @@ from made_ncu import AFTER, BEFORE, make_long, make_wide
 from made_sets import pack_image, pack_payload
 from made_traces import document, mark, small_trace
 from small_sets import BOXES, CLASSES, JPEGS
-from trainstone.data.picture.look import look
-from trainstone.data.raw.archives import list_tar, read_tar
+from trainstone.data.image.inspect import look
 from trainstone.data.sample import Sample
-from trainstone.data.storage.boxfile import read_box_file
+from trainstone.data.sources.archives import list_tar, read_tar
+from trainstone.data.storage.box_file import read_box_file
 from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.tfrecord import TFRecordEncoder, TFRecordShard
 from trainstone.data.storage.wds import WdsShard

@@ -5,9 +5,9 @@ import pytest
 
 from small_training import make_config
 from trainstone.errors import EXIT_RESUMABLE, DataError, LaunchError, TrainstoneError
-from trainstone.launch.aftermath import main, record_cause, settle
-from trainstone.machine.launched import name_host
-from trainstone.results.store import create_run, read_result
+from trainstone.launch.failure_report import main, record_cause, settle
+from trainstone.machine.launch_protocol import name_host
+from trainstone.results.run_folder import create_run, read_result
 
 TORCHRUN = """
 python3 FAILED

@@ -8,8 +8,8 @@ import pytest
 
 from made_mlperf import closed_log
 from trainstone.errors import DataError, LaunchError, MachineError
-from trainstone.launch import checkers
-from trainstone.launch.checkers import check_log, refuse_paths
+from trainstone.originals.mlperf import checker
+from trainstone.originals.mlperf.checker import check_log, refuse_paths
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_log_cannot_lead_the_checker_to_rules_of_its_own(tmp_path, lines):
     with pytest.raises(DataError, match="submission_division must be a plain word"):
         check_log(log, "4.0.0")
     # The real checker does go there.
-    command = [checkers.sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", str(log)]
+    command = [checker.sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", str(log)]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert ran.exists()
 
@@ -91,7 +91,7 @@ def test_refuse_paths_reads_old_lines_too_and_leaves_those_that_are_no_events_to
 
 
 def test_a_checker_that_never_ends_is_ended(monkeypatch, good):
-    monkeypatch.setattr(checkers, "TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(checker, "TIMEOUT_SECONDS", 0.01)
     with pytest.raises(LaunchError, match="did not end"):
         check_log(good, "4.0.0")
 

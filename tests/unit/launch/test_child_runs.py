@@ -17,14 +17,15 @@ from made_results import make_result, write_run
 from nursery import wait_until
 from trainstone.config.load import load_config, write_toml
 from trainstone.errors import DataError, LaunchError, RunError
-from trainstone.launch import child_runs, supervisor
-from trainstone.launch.child_runs import ChildEnd, ChildRun
-from trainstone.launch.supervisor import supervise
+from trainstone.flows import child_runs
+from trainstone.flows.child_runs import ChildEnd, ChildRun
+from trainstone.flows.lifecycle import Lifecycle
+from trainstone.machine import supervisor
 from trainstone.machine.signals import StopSignals
+from trainstone.machine.supervisor import supervise
 from trainstone.results.progress import Progress
-from trainstone.results.quality import Repeated
-from trainstone.results.store import RunFolder, create_run, lock_run, read_result, reopen_run
-from trainstone.train.lifecycle import Lifecycle
+from trainstone.results.run_folder import RunFolder, create_run, lock_run, read_result, reopen_run
+from trainstone.results.schema.quality import Repeated
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -111,7 +112,7 @@ def test_child_that_fails_is_explained(tmp_path: Path, program: str, code: int, 
 
 def test_child_ends_with_its_killed_parent(tmp_path: Path):
     program = (
-        "import sys; from pathlib import Path; from trainstone.launch.supervisor import supervise; "
+        "import sys; from pathlib import Path; from trainstone.machine.supervisor import supervise; "
         "from trainstone.machine.signals import StopSignals; "
         f"list(supervise([sys.executable, '-I', '-S', '-c', {SLEEPER!r}, sys.argv[1] + '/begun'], {{}}, "
         "Path(sys.argv[1]), 'output.log', StopSignals()))"

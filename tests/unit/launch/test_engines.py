@@ -11,8 +11,8 @@ from launching import make_verb
 from small_training import make_config
 from trainstone.config.schema import Config, LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError, ResultError
-from trainstone.launch import engines, verb
-from trainstone.launch.engines import (
+from trainstone.launch import local, verb
+from trainstone.launch.local import (
     Options,
     check_room,
     check_start,
@@ -24,22 +24,22 @@ from trainstone.launch.engines import (
 )
 from trainstone.launch.verb import prepare_folder, read_verb
 from trainstone.machine.cpus import Cores
-from trainstone.results.store import create_run
+from trainstone.results.run_folder import create_run
 
 
 def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engines, "count_cuda_devices", lambda: 2)
+    monkeypatch.setattr(local, "count_cuda_devices", lambda: 2)
     assert choose_ranks(None) == 2
     assert "TRAINSTONE_BIND" not in plan_local(make_verb(device="cuda"), Path("/r"), "x", ranks=2).environment
-    monkeypatch.setattr(engines, "count_cuda_devices", lambda: 0)
+    monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)
     with pytest.raises(ConfigError, match="no CUDA devices"):
         choose_ranks(None)
 
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, *, cores: int, memory_ranks: int, devices: int = 0) -> None:
-    monkeypatch.setattr(engines, "available_cores", lambda: Cores(cores, 1, None, 1))
-    monkeypatch.setattr(engines, "memory_available_bytes", lambda: memory_ranks * engines.RANK_MEMORY_BYTES + 1)
-    monkeypatch.setattr(engines, "count_cuda_devices", lambda: devices)
+    monkeypatch.setattr(local, "available_cores", lambda: Cores(cores, 1, None, 1))
+    monkeypatch.setattr(local, "memory_available_bytes", lambda: memory_ranks * local.RANK_MEMORY_BYTES + 1)
+    monkeypatch.setattr(local, "count_cuda_devices", lambda: devices)
 
 
 @pytest.mark.parametrize(("cores", "memory_ranks", "fitting"), [(4, 100, 4), (100, 3, 3)])
@@ -82,7 +82,7 @@ def test_hosts_and_slots(tmp_path: Path):
 
 
 def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engines.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(local.os, "geteuid", lambda: 1000)
     plan = plan_mpi(make_verb("x; y"), Path("/r/run"), "mpi-1", Options(host="n1:4,n2:4", words="--mca btl 'tcp,self'"))
     words = list(plan.command)
     assert words[:5] == ["mpirun", "-np", "8", "--host", "n1:4,n2:4"]
@@ -112,10 +112,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
         plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, host="a", hostfile=Path("b")))
     options = Options(ranks=2, container="a.sif")
     plan = plan_mpi(make_verb(), Path("/r"), "x", options)
-    monkeypatch.setattr(engines.shutil, "which", lambda name: None)
+    monkeypatch.setattr(local.shutil, "which", lambda name: None)
     with pytest.raises(MachineError, match="no mpirun"):
         check_start(plan, options, make_verb())
-    monkeypatch.setattr(engines.shutil, "which", lambda name: name if name == "mpirun" else None)
+    monkeypatch.setattr(local.shutil, "which", lambda name: name if name == "mpirun" else None)
     with pytest.raises(MachineError, match="Apptainer"):
         check_start(plan, options, make_verb())
 

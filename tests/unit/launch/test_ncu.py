@@ -15,11 +15,11 @@ from made_ncu import BEFORE, CYCLES, FMA, FP16, PERCENT, SFU, TENSOR, make_long
 from made_up import make_tree
 from nursery import wait_until
 from trainstone.errors import DataError, LaunchError, MachineError, TrainstoneError
-from trainstone.launch import ncu as launch
-from trainstone.launch import supervisor
-from trainstone.launch.ncu import check_permission, choose_metrics, find_ncu, run_under_ncu
+from trainstone.flows.profile import ncu as launch
+from trainstone.flows.profile.ncu import check_permission, choose_metrics, find_ncu, run_under_ncu
+from trainstone.machine import supervisor
 from trainstone.machine.signals import StopSignals
-from trainstone.results.profiled import CoreUse
+from trainstone.results.schema.timeline import CoreUse
 
 LISTING = """Device NVIDIA RTX A4000 (GA104)
 gpc__cycles_elapsed                Counter  cycle   # of cycles elapsed on GPC

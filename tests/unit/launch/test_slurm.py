@@ -13,8 +13,8 @@ from launching import make_verb
 from trainstone.config.load import load_system
 from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError, DataError, LaunchError, MachineError
+from trainstone.flows.child_runs import TRAINSTONE
 from trainstone.launch import slurm
-from trainstone.launch.child_runs import TRAINSTONE
 from trainstone.launch.slurm import (
     FORGOTTEN,
     OWN,
@@ -54,7 +54,7 @@ def test_a_container_sees_the_folders_of_the_job():
     script = script_of("resnet50", container="image 1.sif", gres="gpu:2")
     binds = "--bind /home/me/work --bind /shared/runs"
     assert f"apptainer exec --nv {binds} 'image 1.sif' python3 -P -m trainstone train resnet50" in script
-    assert f"apptainer exec {binds} 'image 1.sif' python3 -P -m trainstone.launch.aftermath" in script
+    assert f"apptainer exec {binds} 'image 1.sif' python3 -P -m trainstone.launch.failure_report" in script
     script = write_script(make_verb("demo-classify"), Options(), Path("/runs/50%j"), HERE)
     assert "--output=/runs/50%%j/launch/engine-%j.log" in directives(script)  # not Slurm's own %j
 

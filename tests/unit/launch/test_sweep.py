@@ -16,9 +16,8 @@ from made_sweep import count_points, plan_small, run_fake, statuses
 from trainstone.cli.sweep import check_resumed
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, DataError, LaunchError, ResultError, RunError
-from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
-from trainstone.launch import sweep as launch_sweep
-from trainstone.launch.sweep import (
+from trainstone.flows.sweep import run as launch_sweep
+from trainstone.flows.sweep.run import (
     BATCH_SIZES,
     Plan,
     configure,
@@ -29,8 +28,9 @@ from trainstone.launch.sweep import (
     resume_plan,
     settle,
 )
-from trainstone.results.schema import Result
-from trainstone.results.store import RunFolder, read_result, reopen_run
+from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
+from trainstone.results.run_folder import RunFolder, read_result, reopen_run
+from trainstone.results.schema.run import Result
 
 CONFIG = load_config("resnet50")
 

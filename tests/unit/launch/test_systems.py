@@ -16,9 +16,9 @@ from command import LIMIT
 from trainstone.cli.launch import app
 from trainstone.config.load import list_shipped, load_config, read_source
 from trainstone.config.schema import Config
-from trainstone.launch import engines, verb
-from trainstone.launch.child_runs import TRAINSTONE
-from trainstone.launch.engines import FORWARDED
+from trainstone.flows.child_runs import TRAINSTONE
+from trainstone.launch import local, verb
+from trainstone.launch.local import FORWARDED
 
 HOSTILE = "x; touch hacked"
 ONE, FOUR = {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}
@@ -77,7 +77,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return load_config(arguments[0], system=asked.get("--system"))
 
     monkeypatch.setattr(verb, "ask_plan", plan)
-    monkeypatch.setattr(engines, "count_cuda_devices", lambda: 0)  # a host with few would refuse many ranks
+    monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)  # a host with few would refuse many ranks
     for name in [name for name in os.environ if name.startswith(FORWARDED)]:
         monkeypatch.delenv(name)
     folder = tmp_path / "here"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from made_up import make_tree
-from trainstone.machine import cpus, pagecache
+from trainstone.machine import cpus, page_cache
 from trainstone.machine.allocator import KEEP_TUNABLES, describe_allocator, keeping_environment, keeps_memory
 from trainstone.machine.cpus import (
     Cores,
@@ -241,13 +241,13 @@ def test_clear_page_cache_forgets_pages_and_names_and_describes_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     switch = tmp_path / "drop_caches"
-    monkeypatch.setattr(pagecache, "SWITCH", switch)
-    monkeypatch.setattr(pagecache.os, "sync", lambda: None)
-    done, told, at_seconds = pagecache.clear_page_cache()
+    monkeypatch.setattr(page_cache, "SWITCH", switch)
+    monkeypatch.setattr(page_cache.os, "sync", lambda: None)
+    done, told, at_seconds = page_cache.clear_page_cache()
     assert (done, told, switch.read_text()) == (True, "page cache cleared", "3")
     assert at_seconds is not None
     switch.unlink()
     switch.mkdir()
-    cleared = pagecache.clear_page_cache()
+    cleared = page_cache.clear_page_cache()
     assert not cleared.done
     assert cleared.told.endswith(f"{switch}: Is a directory")

@@ -12,9 +12,9 @@ import pytest
 
 from command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
-from trainstone.machine import interfaces, launched, ranks
+from trainstone.machine import interfaces, launch_protocol, ranks
 from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested, find_route
-from trainstone.machine.launched import begin_attempt, leave_failure, read_code, read_failures, settle_code
+from trainstone.machine.launch_protocol import begin_attempt, leave_failure, read_code, read_failures, settle_code
 from trainstone.machine.ranks import Meeting, Rank, bind_cores, list_step_hosts, read_meeting, read_rank, share_cores
 from trainstone.machine.signals import StopSignals
 
@@ -192,8 +192,8 @@ def test_an_interface_that_is_not_there_or_has_no_address_is_told_with_those_tha
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "launch").mkdir()
     monkeypatch.setenv("TRAINSTONE_RUN", str(tmp_path))
-    monkeypatch.setattr(launched, "ECHO_SECONDS", 0.0)
-    monkeypatch.setattr(launched, "end_with_parent", lambda _parent: None)  # of the test itself
+    monkeypatch.setattr(launch_protocol, "ECHO_SECONDS", 0.0)
+    monkeypatch.setattr(launch_protocol, "end_with_parent", lambda _parent: None)  # of the test itself
     return tmp_path
 
 

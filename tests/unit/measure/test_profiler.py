@@ -8,12 +8,12 @@ import torch
 
 from command import NARROW
 from trainstone.config.load import load_config
+from trainstone.engine.fit import fit_to_machine
+from trainstone.engine.loop import train_steps
+from trainstone.engine.task import build_task
 from trainstone.machine.ranks import Rank
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.profiler import Capture, Window, profiler_range
-from trainstone.train.fit import fit_to_machine
-from trainstone.train.loop import train_steps
-from trainstone.train.task import build_task
 
 CPU = torch.device("cpu")
 

@@ -21,9 +21,9 @@ import pytest
 from made_up import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
 from trainstone.machine.cpus import available_cores, count_kills, memory_available_bytes, memory_limit_bytes
 from trainstone.machine.facts import read_facts
-from trainstone.machine.health import Pressure, read_pressure
+from trainstone.machine.noise import Pressure, read_pressure
 from trainstone.measure.telemetry import CpuReader, NvmlReader, Telemetry, name_reasons
-from trainstone.results.samples import HEADER, Reading, read_samples
+from trainstone.results.telemetry import HEADER, Reading, read_samples
 
 
 class FakeReader:

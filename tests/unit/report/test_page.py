@@ -15,7 +15,7 @@ from trainstone.errors import ResultError
 from trainstone.report.index import build_index
 from trainstone.report.page import Page, as_json, build_page, load_scripts, read_template, render
 from trainstone.report.view import read_view
-from trainstone.results.store import find_runs
+from trainstone.results.run_folder import find_runs
 
 ALWAYS = ["numbers", "findings", "timeline", "distribution", "phases"]
 SECTIONS = {

@@ -15,7 +15,7 @@ import pytest
 from browser import Browser
 from hostile import hidden
 from made_pages import KINDS, make_summary, make_view, poison
-from trainstone.cli.summary import print_result
+from trainstone.cli.render.run import print_result
 from trainstone.report.dataset import build_dataset_page
 from trainstone.report.index import build_index
 from trainstone.report.page import Page, build_page, export_figures, render, write_page

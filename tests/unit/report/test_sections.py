@@ -21,8 +21,8 @@ from trainstone.report.page import Page, render, write_report
 from trainstone.report.sections import profile, quality
 from trainstone.report.sections.training import build_convergence
 from trainstone.report.view import RunView, read_view
-from trainstone.results.dataset import ClassSummary
-from trainstone.results.quality import QualityPicture, QualityTable
+from trainstone.results.schema.dataset import ClassSummary
+from trainstone.results.schema.quality import QualityPicture, QualityTable
 from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table
 from unit.report.test_page import THEMES, contrast, page_of

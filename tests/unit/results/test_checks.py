@@ -8,13 +8,14 @@ from pydantic import ValidationError
 
 from command import ROOT
 from made_results import A100, HERE, make_feeding, make_point
-from trainstone.machine.health import Noise
-from trainstone.results import checks, schema
-from trainstone.results import feeding as loading
-from trainstone.results.feeding import Feeding
-from trainstone.results.ratio import judge_exchange, tell_exchange
-from trainstone.results.summary import describe_preflight, find_limit, summarise_steps
+from trainstone.machine.noise import Noise
+from trainstone.results import findings
+from trainstone.results.schema import data_bench as loading
+from trainstone.results.schema import run as schema
+from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.step_summary import describe_preflight, find_limit, summarise_steps
 from trainstone.results.verdicts import write_data_verdict, write_verdict
+from trainstone.stats.ratio import judge_exchange, tell_exchange
 
 STEPS = schema.StepSeconds(
     median=0.1, p5=0.1, p95=0.1, p99=0.1, mad=0.0, first=0.2, num_outliers=0, outlier_kind="none"
@@ -41,28 +42,30 @@ def make_throughput(**changes: object) -> schema.Throughput:
 )
 def test_doubts_about_the_number(changes: dict, outliers: int, codes: list[str]):
     steps = STEPS.model_copy(update={"num_outliers": outliers, "outlier_kind": "periodic"})
-    found = checks.check_throughput(make_throughput(**changes), steps)
+    found = findings.check_throughput(make_throughput(**changes), steps)
     assert [one.code for one in found] == codes
     assert not outliers or "9 of 100 steady steps are outliers (periodic)" in found[0].message
 
 
 def test_limits_and_machine():
-    assert checks.check_limits(schema.Utilisation(mfu=0.4), 0.01, None) == []
-    found = checks.check_limits(schema.Utilisation(mfu=1.2), 0.3, "thermal")
+    assert findings.check_limits(schema.Utilisation(mfu=0.4), 0.01, None) == []
+    found = findings.check_limits(schema.Utilisation(mfu=1.2), 0.3, "thermal")
     assert [one.code for one in found] == ["data-bound", "throttled", "peak-exceeded"]
-    assert checks.check_machine(QUIET, FEW_FAULTS, keep_memory=True, threads=2, cores=2) == []
-    found = checks.check_machine(BUSY, MANY_FAULTS, keep_memory=True, threads=8, cores=2)
+    assert findings.check_machine(QUIET, FEW_FAULTS, keep_memory=True, threads=2, cores=2) == []
+    found = findings.check_machine(BUSY, MANY_FAULTS, keep_memory=True, threads=8, cores=2)
     assert [one.code for one in found] == ["noisy-machine", "threads-exceed-cores", "page-faults"]
 
 
 def test_every_code_used_in_the_source_is_known():
     texts = [path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "checks.py"]
-    own = (ROOT / "src/trainstone/results/checks.py").read_text()
+    own = (ROOT / "src/trainstone/results/findings.py").read_text()
     given = {code for text in [*texts, own] for code in re.findall(r'finding\(\s*"([a-z-]+)"', text)}
-    assert given <= set(checks.CODES)
-    assert [code for code in checks.CODES if code not in given and not any(f'"{code}"' in text for text in texts)] == []
-    assert checks.finding("few-steps", "x").hint == checks.CODES["few-steps"].hint
-    assert checks.finding("few-steps", "x", hint="y").hint == "y"
+    assert given <= set(findings.CODES)
+    assert [
+        code for code in findings.CODES if code not in given and not any(f'"{code}"' in text for text in texts)
+    ] == []
+    assert findings.finding("few-steps", "x").hint == findings.CODES["few-steps"].hint
+    assert findings.finding("few-steps", "x", hint="y").hint == "y"
 
 
 def make_loader(**changes: object) -> schema.Loader:
@@ -72,7 +75,7 @@ def make_loader(**changes: object) -> schema.Loader:
 
 @pytest.mark.parametrize(("share", "data_share", "bound"), [(0.91, 0.09, False), (0.91, 0.11, True), (0.89, 0.0, True)])
 def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_share: float, bound: bool):
-    assert checks.is_data_bound(share, data_share) is bound
+    assert findings.is_data_bound(share, data_share) is bound
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,9 @@ def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_sh
     ],
 )
 def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: list[str]):
-    told = checks.tell_feeding(make_loader(**changes), data_share)
+    told = findings.tell_feeding(make_loader(**changes), data_share)
     assert all(word in told for word in words), told
-    assert checks.tell_feeding(make_loader(share_of_synthetic=None), data_share) == ""
+    assert findings.tell_feeding(make_loader(share_of_synthetic=None), data_share) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,11 +105,11 @@ def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: 
 )
 def test_findings_name_what_is_scarce_and_what_was_left_out(stages: dict, data_share: float, hint: str):
     loader = make_loader(data_bound=True, skipped=7, skipped_pictures=3, stage_seconds_per_image=stages)
-    bound, skipped = checks.check_feeding(loader, data_share)
+    bound, skipped = findings.check_feeding(loader, data_share)
     assert (bound.code, skipped.code) == ("data-bound", "pictures-skipped")
     assert hint in bound.hint
     assert "3 damaged pictures left out, 7 times in all" in skipped.message
-    assert checks.check_feeding(make_loader(), 0.0) == []
+    assert findings.check_feeding(make_loader(), 0.0) == []
 
 
 SIZES = schema.Communication(gradient_bytes=102_000_000, bucket_bytes=25 * 2**20)

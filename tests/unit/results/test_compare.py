@@ -10,9 +10,9 @@ from made_results import change_result, make_result, write_repeated, write_run, 
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results import compare as module
-from trainstone.results.anchors import anchors_for, choose_anchors, load_anchors, matching_device
 from trainstone.results.compare import Run, check_gate, find_differences, find_runs, group_runs, tell_unsteady
-from trainstone.results.schema import Comparison, ComparisonRow, Device, Point, Result, Side
+from trainstone.results.published import anchors_for, choose_anchors, load_anchors, matching_device
+from trainstone.results.schema.run import Comparison, ComparisonRow, Device, Point, Result, Side
 
 FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
 

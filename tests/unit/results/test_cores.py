@@ -10,7 +10,7 @@ from damage import damaged, quick, real_data
 from made_ncu import AFTER, BEFORE, CYCLES, FMA, FP16, KERNELS, PERCENT, SFU, TENSOR, make_long, make_wide
 from trainstone.errors import DataError
 from trainstone.formats.ncu import Metric, NcuFile, NcuKernel, read_ncu
-from trainstone.results.cores import WANTED, aggregate_cores
+from trainstone.trace.core_utilisation import WANTED, aggregate_cores
 
 ORIGINAL = {"fma": FMA, "fp16": FP16, "tensor": TENSOR, "sfu": SFU}
 FMA_CYCLES, FMA_FP16 = f"sm__pipe_fma_cycles_active{PERCENT}", f"sm__inst_executed_pipe_fma_type_fp16{PERCENT}"

@@ -10,11 +10,11 @@ from damage import real_data
 from made_boxes import ask_pycocotools, draw_boxes
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
-from trainstone.results import detection
-from trainstone.results.detection import Found, Truth, list_tables, score_boxes
-from trainstone.results.quality import QualityTable
+from trainstone.results import coco_metrics
+from trainstone.results.coco_metrics import Found, Truth, list_tables, score_boxes
+from trainstone.results.schema.quality import QualityTable
 
-BOTH = sorted(detection.EVALUATORS)
+BOTH = sorted(coco_metrics.EVALUATORS)
 
 
 def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd: bool = False) -> Truth:
@@ -60,7 +60,7 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
         np.array([item["score"] for item in results]),
     )
     scores = score_boxes(truth, found, pictures=np.arange(100), num_classes=80, evaluator=evaluator)
-    assert list(scores.metrics) == list(detection.METRICS)
+    assert list(scores.metrics) == list(coco_metrics.METRICS)
     assert list(scores.metrics.values()) == pytest.approx(expected, abs=1e-6)
     assert scores.evaluator.startswith(evaluator)
 
@@ -78,7 +78,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
         truth, found, pictures=np.arange(sizes["num_pictures"]), num_classes=sizes["num_classes"],
         inclusive_edges=added_pixels == 1, evaluator=evaluator,
     )  # fmt: skip
-    expected = {name: value for name, value in zip(detection.METRICS, theirs.stats, strict=True) if value > -1}
+    expected = {name: value for name, value in zip(coco_metrics.METRICS, theirs.stats, strict=True) if value > -1}
     assert scores.metrics == pytest.approx(expected, abs=1e-12)
     precision = theirs.eval["precision"][:, :, :, 0, 2]
     has_truth = [label for label in range(sizes["num_classes"]) if precision[0, 0, label] > -1]
@@ -95,7 +95,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
 def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.CaptureFixture[str]):
     truth = truth_of((0, 0, 50, 50))
     nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
-    assert nothing.metrics == {name: 0.0 for name in detection.METRICS if name[-5:] not in ("small", "large")}
+    assert nothing.metrics == {name: 0.0 for name in coco_metrics.METRICS if name[-5:] not in ("small", "large")}
     assert nothing.sizes == {"small": 0, "medium": 1, "large": 0}
     right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert list(right.metrics.values()) == pytest.approx([1.0] * 8)
@@ -154,10 +154,10 @@ def test_matches_are_those_pycocotools_makes(seed: int):
     for told in evaluation.evalImgs:
         if told is not None and told["aRng"] == [0, 1e10]:
             theirs[np.array(told["dtIds"], int) - 1] = told["dtMatches"][0] > 0
-    assert detection.match_boxes(truth, found)[0].tolist() == theirs.tolist()
+    assert coco_metrics.match_boxes(truth, found)[0].tolist() == theirs.tolist()
 
 
-def some_scores() -> detection.BoxScores:
+def some_scores() -> coco_metrics.BoxScores:
     truth, found = draw_boxes(np.random.default_rng(1), num_pictures=9, num_classes=4, true=120, found=400)
     return score_boxes(truth, found, pictures=np.arange(9), num_classes=4)
 
@@ -196,11 +196,12 @@ def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
     assert by_name["dog"][2] == round(scores.classes[1].average_precision_50, 4)
     # Of many classes those with the most boxes are shown.
     classes = [
-        detection.ClassScore(label, label / 1000, 0.5, 1000 - label) for label in range(detection.MOST_CLASSES + 20)
+        coco_metrics.ClassScore(label, label / 1000, 0.5, 1000 - label)
+        for label in range(coco_metrics.MOST_CLASSES + 20)
     ]
-    many = detection.BoxScores(**{**vars(scores), "classes": classes})
+    many = coco_metrics.BoxScores(**{**vars(scores), "classes": classes})
     table = find(list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
-    assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(detection.MOST_CLASSES))]
+    assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(coco_metrics.MOST_CLASSES))]
     assert "the 100 of 120 classes with the most true boxes" in table.note
 
 

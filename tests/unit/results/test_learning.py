@@ -14,11 +14,11 @@ from made_learning import (
     make_repeated,
 )
 from made_results import make_result
-from trainstone.results import learning
-from trainstone.results.checks import finding
+from trainstone.results import training
 from trainstone.results.combine import combine_runs, list_repeated_facts
-from trainstone.results.schema import Phases, Result
-from trainstone.results.summary import describe_repeat
+from trainstone.results.findings import finding
+from trainstone.results.schema.run import Phases, Result
+from trainstone.results.step_summary import describe_repeat
 from trainstone.results.verdicts import write_learning_verdict
 
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
@@ -59,8 +59,8 @@ def test_an_unfinished_run_says_how_to_resume(status: str):
 
 def test_facts_of_a_run_without_an_evaluation():
     empty = make_quality(history=[], epochs=0.4)
-    assert learning.list_facts(empty, "failed") == [("target 90 %", "not reached yet"), ("epochs", "0.4")]
-    assert learning.list_facts(UNJUDGED, "ok") == [("epochs", "12.5")]
+    assert training.list_facts(empty, "failed") == [("target 90 %", "not reached yet"), ("epochs", "0.4")]
+    assert training.list_facts(UNJUDGED, "ok") == [("epochs", "12.5")]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_facts_of_a_run_without_an_evaluation():
     ],
 )
 def test_a_value_is_not_rounded_across_its_target(value: float, target: float | None, told: str):
-    assert learning.format_metric("top1", value, target) == told
+    assert training.format_metric("top1", value, target) == told
 
 
 def test_other_metrics_are_no_percent():
-    assert learning.format_metric("mAP", 0.2312) == "0.231"
-    assert learning.format_target("mAP", 0.23) == "0.23"
-    assert learning.format_target("top1", 0.759) == "75.9 %"
+    assert training.format_metric("mAP", 0.2312) == "0.231"
+    assert training.format_target("mAP", 0.23) == "0.23"
+    assert training.format_target("top1", 0.759) == "75.9 %"
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_other_metrics_are_no_percent():
     [(6.0, "6 epochs"), (1.0, "1 epoch"), (3.42, "3.4 epochs"), (0.042, "0.042 epochs"), (1234.0, "1,234 epochs")],
 )
 def test_epochs(epochs: float, told: str):
-    assert learning.format_epochs(epochs) == told
+    assert training.format_epochs(epochs) == told
 
 
 def test_parts_sum_up_to_the_total():
-    parts = learning.split_time(make_phases(), 170.0)
+    parts = training.split_time(make_phases(), 170.0)
     assert list(parts) == ["training", "data wait", "evaluation", "checkpoints", "other"]
     assert sum(parts.values()) == pytest.approx(170)
     assert parts["training"] == pytest.approx(112)
-    assert learning.describe_split(Phases(), 0.0) == ""
+    assert training.describe_split(Phases(), 0.0) == ""
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_parts_sum_up_to_the_total():
     ],
 )
 def test_no_part_is_negative(phases: Phases):
-    parts = learning.split_time(phases, 20.0)
+    parts = training.split_time(phases, 20.0)
     assert all(seconds >= 0 for seconds in parts.values())
     assert sum(parts.values()) >= 20 - 1e-9
 
 
 def test_the_best_and_the_one_that_reached_it_are_found():
     quality = make_quality(history=make_evaluations((0.3, 0.91, 0.95, 0.95, 0.8)))
-    assert (learning.find_best(quality), learning.find_reached(quality)) == (2, 1)
-    assert learning.find_reached(MISSED) is None
-    assert learning.find_best(make_quality(metric="mAP")) is None
+    assert (training.find_best(quality), training.find_reached(quality)) == (2, 1)
+    assert training.find_reached(MISSED) is None
+    assert training.find_best(make_quality(metric="mAP")) is None
 
 
 @pytest.mark.parametrize("number", [1, 60, 61, 100, 5000])
@@ -127,7 +127,7 @@ def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
     values = [0.5] * number
     values[number // 3] = 0.95
     history = make_evaluations(tuple(values))
-    shown = learning.thin_history(make_quality(history=history), 60)
+    shown = training.thin_history(make_quality(history=history), 60)
     assert len(shown) <= 60
     assert {history[0].step, history[number // 3].step, history[-1].step} <= {found.step for found in shown}
     assert [found.step for found in shown] == sorted(found.step for found in shown)
@@ -175,7 +175,7 @@ def test_quality_is_the_median_of_runs_that_are_over():
         *(("runs", "5"), ("reached 90 % top-1", "5 of 5"), ("time to target, median", "41 s")),
         *(
             ("olympic mean", "41.2 s"),
-            ("top-1, median", learning.format_metric("top1", 0.909)),
+            ("top-1, median", training.format_metric("top1", 0.909)),
             ("epochs, median", "4"),
         ),
     ]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_results import draw_ar1
-from trainstone.results import ratio, stats
-from trainstone.results.checks import finding
-from trainstone.results.ratio import MIN_ROUNDS, Paired, compare_blocks, gather_findings, write_comparison
-from trainstone.results.schema import Throughput
+from trainstone.results.findings import finding
+from trainstone.results.schema.run import Throughput
+from trainstone.stats import ratio, throughput
+from trainstone.stats.ratio import MIN_ROUNDS, Paired, compare_blocks, gather_findings, write_comparison
 
 CLAIMS = ("faster", "slower")
 IMAGES = 32
@@ -84,7 +84,7 @@ def test_two_single_runs_of_the_same_are_seldom_told_apart(phi, most):
     """Only noise within the runs: what changes from run to run they cannot see."""
     claimed = []
     for pair in 1 + 0.05 * draw_ar1(4, 300, 200, phi).reshape(150, 2, 200):
-        within = [stats.throughput_within(seconds, IMAGES) for seconds in pair]
+        within = [throughput.throughput_within(seconds, IMAGES) for seconds in pair]
         got = ratio.estimate_ratio(*[[make(run.images_per_second, run.ci95)] for run in within])
         claimed.append(ratio.judge(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)
     assert np.mean(claimed) <= most

@@ -8,10 +8,10 @@ import pytest
 
 from hostile import EVIL
 from made_results import make_timeline
-from trainstone.results import profiled
-from trainstone.results.profiled import Overhead, RooflineChart
-from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
-from trainstone.results.timeline import OperatorCalls
+from trainstone.results.schema import timeline as profiled
+from trainstone.results.schema.timeline import Overhead, RooflineChart
+from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
+from trainstone.trace.timeline import OperatorCalls
 
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)
 PEAK, BANDWIDTH = 1e12, 1e11

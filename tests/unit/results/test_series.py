@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainstone.errors import ResultError
-from trainstone.results.samples import HEADER, Sample, format_sample, read_samples, summarise
 from trainstone.results.series import BIN_WIDTH, LossCurve, read_loss, sample_steps, sample_telemetry
 from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, cut_steps, read_blocks, read_columns, set_aside
+from trainstone.results.telemetry import HEADER, Sample, format_sample, read_samples, summarise
 
 
 def write(path: Path, seconds: np.ndarray, losses: np.ndarray | None = None) -> Path:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from made_results import draw_ar1
 from trainstone.errors import ResultError
-from trainstone.results import stats
-from trainstone.results.stats import find_outliers, find_steady, half_width_quick, student_t_quantile, student_t_tail
+from trainstone.stats import throughput
+from trainstone.stats.throughput import find_outliers, find_steady, half_width_quick, student_t_quantile, student_t_tail
 
 IMAGES = 32
 
 
 def half_width(seconds: np.ndarray) -> float:
-    got = stats.throughput_within(seconds, IMAGES)
+    got = throughput.throughput_within(seconds, IMAGES)
     return (got.ci95[1] - got.ci95[0]) / 2 / got.images_per_second if got.ci95 else math.nan
 
 
@@ -34,14 +34,14 @@ def test_autocorrelation_is_the_textbook_sum():
     x = np.random.default_rng(1).standard_normal(300)
     centred = x - x.mean()
     expected = [float(centred[: 300 - lag] @ centred[lag:]) / float(centred @ centred) for lag in range(11)]
-    assert stats.autocorrelation(x, 10) == pytest.approx(expected)
-    assert stats.autocorrelation(np.full(9, 0.1), 2).tolist() == [1, 0, 0]
-    assert stats.autocorrelation([1.0, 2.0], 99).size == 2
+    assert throughput.autocorrelation(x, 10) == pytest.approx(expected)
+    assert throughput.autocorrelation(np.full(9, 0.1), 2).tolist() == [1, 0, 0]
+    assert throughput.autocorrelation([1.0, 2.0], 99).size == 2
 
 
 def test_throughput_is_images_over_time_and_no_mean_of_rates():
-    assert stats.throughput_within([1.0, 3.0], [10, 10]).images_per_second == 5.0  # the mean of rates would be 6.7
-    assert stats.throughput_within([1.0, 3.0], [10, 20]).images_per_second == 7.5
+    assert throughput.throughput_within([1.0, 3.0], [10, 10]).images_per_second == 5.0  # the mean of rates would be 6.7
+    assert throughput.throughput_within([1.0, 3.0], [10, 20]).images_per_second == 7.5
 
 
 WANDERING = 1 + 0.01 * np.cumsum(np.random.default_rng(3).standard_normal(200))
@@ -56,18 +56,18 @@ WANDERING = 1 + 0.01 * np.cumsum(np.random.default_rng(3).standard_normal(200))
     ],
 )
 def test_too_few_steps_or_blocks_have_no_interval(seconds, why):
-    got = stats.throughput_within(seconds, IMAGES)
+    got = throughput.throughput_within(seconds, IMAGES)
     assert (got.ci95, got.num_steps) == (None, len(seconds))
     assert why in got.ci_covers
-    assert stats.half_width_quick(seconds) is None
-    assert not stats.precise_enough(seconds)
+    assert throughput.half_width_quick(seconds) is None
+    assert not throughput.precise_enough(seconds)
 
 
 @pytest.mark.parametrize("n", [50, 200])
 def test_a_constant_series_has_an_interval_of_no_width(n):
-    got = stats.throughput_within(np.full(n, 0.1), IMAGES)
+    got = throughput.throughput_within(np.full(n, 0.1), IMAGES)
     assert (got.ci95, got.ci_covers) == (pytest.approx((320.0, 320.0)), "within this run")
-    assert stats.half_width_quick(np.full(n, 0.1)) == pytest.approx(0, abs=1e-9)
+    assert throughput.half_width_quick(np.full(n, 0.1)) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ def test_a_constant_series_has_an_interval_of_no_width(n):
 )
 def test_what_is_no_measurement_is_refused(seconds, images):
     with pytest.raises(ResultError):
-        stats.throughput_within(seconds, images)
+        throughput.throughput_within(seconds, images)
 
 
 def test_the_interval_is_the_same_each_time_and_does_not_depend_on_units():
     seconds = np.random.default_rng(4).lognormal(0, 0.05, 200)
-    got = stats.throughput_within(seconds, IMAGES)
-    assert got == stats.throughput_within(seconds, np.full(200, IMAGES))
+    got = throughput.throughput_within(seconds, IMAGES)
+    assert got == throughput.throughput_within(seconds, np.full(200, IMAGES))
     assert half_width(seconds / 1000) == pytest.approx(half_width(seconds))
     assert got.ci95[0] < got.images_per_second < got.ci95[1]
 
 
 def test_steps_of_unequal_images_at_one_speed_are_no_noise():
     images = np.random.default_rng(5).integers(8, 64, 200)
-    assert stats.throughput_within(images * 0.01, images).ci95 == pytest.approx((100, 100))
+    assert throughput.throughput_within(images * 0.01, images).ci95 == pytest.approx((100, 100))
 
 
 # Measured with 1000 replications at n = 50 / 100 / 200 / 1000 (nominal 95): phi 0: 95 95 96 96; 0.3: 94 96 95 96;
@@ -98,20 +98,20 @@ def test_steps_of_unequal_images_at_one_speed_are_no_noise():
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.5])
 def test_95_percent_cover_at_least_90_at_200_steps(phi, skewed):
     series = 1 + 0.05 * draw_ar1(6, 400, 200, phi, skewed=skewed)
-    reach = np.array([stats.half_width_quick(seconds) or math.nan for seconds in series])
+    reach = np.array([throughput.half_width_quick(seconds) or math.nan for seconds in series])
     assert np.mean((np.abs(series.mean(axis=1) - 1) <= reach)[np.isfinite(reach)]) >= 0.915
 
 
 def test_bimodal_noise_is_covered_by_the_bootstrap():
     series = 1 + 0.15 * (2 * np.random.default_rng(7).integers(0, 2, (100, 200)) - 1)
-    intervals = [stats.throughput_within(seconds, IMAGES).ci95 for seconds in series]
+    intervals = [throughput.throughput_within(seconds, IMAGES).ci95 for seconds in series]
     assert np.mean([low <= IMAGES <= high for low, high in intervals]) >= 0.92
 
 
 @pytest.mark.parametrize("n", [60, 200, 2000])
 def test_the_quick_half_width_agrees_with_the_bootstrap(n):
     series = 1 + 0.05 * draw_ar1(11, 40, n, 0.4, skewed=True)
-    ratios = [(stats.half_width_quick(x) or math.nan) / half_width(x) for x in series]
+    ratios = [(throughput.half_width_quick(x) or math.nan) / half_width(x) for x in series]
     assert np.nanmean(ratios) == pytest.approx(1, abs=0.05)
 
 
@@ -123,14 +123,14 @@ def test_the_interval_is_not_wider_than_it_must_be():
 
 def test_periodic_slow_steps_do_not_spoil_the_interval():
     seconds = np.where(np.arange(1000) % 8 == 0, 2.0, 1.0) + np.random.default_rng(10).normal(0, 0.01, 1000)
-    got = stats.throughput_within(seconds, IMAGES)
+    got = throughput.throughput_within(seconds, IMAGES)
     assert half_width(seconds) < 0.01  # as white noise it would be 2 %
     assert got.ci95[0] < IMAGES / 1.125 < got.ci95[1]
 
 
 def test_many_steps_are_binned():
     seconds = np.random.default_rng(12).normal(0.1, 0.01, 1_000_003)
-    assert stats.throughput_within(seconds, IMAGES).num_steps == 1_000_003
+    assert throughput.throughput_within(seconds, IMAGES).num_steps == 1_000_003
     assert half_width(seconds) == pytest.approx(1.96 * 0.1 / 1000, rel=0.3)
 
 
@@ -142,10 +142,10 @@ def test_stopping_when_precise_keeps_the_coverage(phi):
     covered, reached = [], []
     for seconds in 1 + 0.03 * draw_ar1(13, 100, 1000, phi):
         n = 50
-        while n < seconds.size and not stats.precise_enough(seconds[:n]):
+        while n < seconds.size and not throughput.precise_enough(seconds[:n]):
             n = int(1.1 * n)
         assert n < 1000
-        reached.append(stats.half_width_quick(seconds[:n]))
+        reached.append(throughput.half_width_quick(seconds[:n]))
         covered.append(abs(seconds[:n].mean() - 1) <= reached[-1])
     assert np.mean(reached) < 0.0105
     assert np.mean(covered) >= 0.90
@@ -153,32 +153,32 @@ def test_stopping_when_precise_keeps_the_coverage(phi):
 
 def test_precise_enough_takes_the_target():
     seconds = 1 + 0.05 * draw_ar1(14, 1, 400, 0.0)[0]
-    assert stats.precise_enough(seconds)
-    assert not stats.precise_enough(seconds, half_width=0.002)
+    assert throughput.precise_enough(seconds)
+    assert not throughput.precise_enough(seconds, half_width=0.002)
 
 
 def test_throughput_between_runs_is_students_interval():
-    got = stats.throughput_between([100.0, 102.0, 104.0])
+    got = throughput.throughput_between([100.0, 102.0, 104.0])
     reach = 4.30265 * 2 / math.sqrt(3)
     assert got.ci95 == pytest.approx((102 - reach, 102 + reach), rel=1e-5)
     assert (got.ci_covers, got.num_steps) == ("between runs", 3)
-    one = stats.throughput_between([100.0])
+    one = throughput.throughput_between([100.0])
     assert (one.images_per_second, one.ci95, one.ci_covers) == (100.0, None, "not established: 1 run, 2 needed")
 
 
 def test_spread_of_a_known_series():
     expected = {"median": 0.5, "p5": 0.05, "p95": 0.95, "p99": 0.99, "mad": 0.25}
-    assert stats.spread(np.arange(101) / 100) == pytest.approx(expected)
+    assert throughput.spread(np.arange(101) / 100) == pytest.approx(expected)
 
 
 def test_noise_floor_of_a_known_aa_test():
-    got = stats.minimum_detectable([0.01, -0.01, 0.02, -0.02, 0.0])
+    got = throughput.minimum_detectable([0.01, -0.01, 0.02, -0.02, 0.0])
     error = math.sqrt(0.00025) / math.sqrt(5)
     assert (got.mean_difference, got.num_pairs) == (pytest.approx(0), 5)
     assert got.noise_floor == pytest.approx(2.77645 * error, rel=1e-5)
     assert got.ci95 == pytest.approx((-2.77645 * error, 2.77645 * error), rel=1e-5)
     assert got.detectable == pytest.approx((2.77645 + 0.94096) * error, rel=1e-5)
-    assert stats.minimum_detectable([0.01]).noise_floor is None
+    assert throughput.minimum_detectable([0.01]).noise_floor is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -190,11 +190,11 @@ def test_any_durations_give_a_finite_answer_without_warnings(seconds):
     find_outliers(seconds)
     if sum(seconds) == 0:
         return
-    got = stats.throughput_within(seconds, IMAGES)
+    got = throughput.throughput_within(seconds, IMAGES)
     assert math.isfinite(got.images_per_second)
     assert got.ci95 is None or (got.ci95[0] <= got.ci95[1] and math.isfinite(got.ci95[0]))
-    stats.precise_enough(seconds)
-    stats.spread(seconds)
+    throughput.precise_enough(seconds)
+    throughput.spread(seconds)
 
 
 def noisy(shape: np.ndarray, *, sd: float = 0.01) -> np.ndarray:

@@ -13,11 +13,11 @@ from made_learning import make_phases, make_quality, make_steps, make_training, 
 from made_results import change_result
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
-from trainstone.results.quality import Quality
-from trainstone.results.schema import FORMAT, Phases
+from trainstone.results.run_folder import create_run, find_runs, read_result, recover, reopen_run
+from trainstone.results.schema.quality import Quality
+from trainstone.results.schema.run import FORMAT, Phases
+from trainstone.results.step_summary import summarise_steps
 from trainstone.results.steps import read_columns
-from trainstone.results.store import create_run, find_runs, read_result, recover, reopen_run
-from trainstone.results.summary import summarise_steps
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 
 from made_results import make_result
 from made_sweep import make_row, make_sweep, steps_of
-from trainstone.results import sweep as swept
-from trainstone.results.checks import finding
 from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, find_faults
-from trainstone.results.profiled import Timeline
-from trainstone.results.schema import Memory, Utilisation
+from trainstone.results.findings import finding
+from trainstone.results.schema import sweep as swept
+from trainstone.results.schema.run import Memory, Utilisation
+from trainstone.results.schema.timeline import Timeline
 from trainstone.results.tables import describe_point
 from trainstone.results.verdicts import write_sweep_verdict
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from damage import quick, real_data
 from made_traces import call, host, kernel, mark, small_trace, step, thread_name, write_trace
 from trainstone.errors import DataError
-from trainstone.results.profiled import StepParts, Timeline
-from trainstone.results.timeline import TraceReport, analyse_trace
+from trainstone.results.schema.timeline import StepParts, Timeline
+from trainstone.trace.timeline import TraceReport, analyse_trace
 
 Events = list[dict[str, Any]]
 DEVICE_ORDER = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")

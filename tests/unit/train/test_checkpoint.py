@@ -26,16 +26,16 @@ from made_pictures import save as save_picture
 from made_saved import RUN_ID, STEP, make_checkpoint, make_document, make_network
 from made_saved import make_config as make_demo
 from small_training import make_config
-from trainstone.data.generated.source import find_stored, provide_stored
 from trainstone.data.splits import open_split
+from trainstone.data.synthetic.dataset import find_stored, provide_stored
+from trainstone.engine.loop import train_steps
+from trainstone.engine.task import Task, build_task
 from trainstone.errors import ConfigError, DataError, ResultError
+from trainstone.flows.evaluate.run import export_weights, predict
+from trainstone.flows.train import checkpoint
+from trainstone.flows.train.checkpoint import Saved, check_weights, keep_best, load_network, open_saved, resolve_config
 from trainstone.measure.clock import choose_timer
 from trainstone.models.weights import FORMAT, _hash
-from trainstone.train import checkpoint
-from trainstone.train.checkpoint import Saved, check_weights, keep_best, load_network, open_saved, resolve_config
-from trainstone.train.evaluation import export_weights, predict
-from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task
 from trainstone.workloads.classify import CLASSIFY
 
 DOCUMENT = {"epoch": 1.5, "seed": 7, "text": "ä\u202e\n", "nested": {"rate": [0.1, None]}}
@@ -256,7 +256,7 @@ WRITERS = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
+from trainstone.flows.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
 
 folder, choose = Path(sys.argv[1]), random.Random(1)
 tensors = {f"model.{n}": torch.full((300_000,), float(n)) for n in range(5)}

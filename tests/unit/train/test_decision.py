@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
 from trainstone.errors import ResultError
-from trainstone.results.quality import Evaluation
+from trainstone.flows.train.events import Action, Agreed, Cadence, State, decide
+from trainstone.flows.train.state import Course
+from trainstone.results.schema.quality import Evaluation
 from trainstone.results.steps import StepRecord
-from trainstone.train.course import Course
-from trainstone.train.decision import Action, Agreed, Cadence, State, decide
 
 STOP, TIME, SECONDS, NAN = Agreed(stop=1), Agreed(time_over=1), Agreed(checkpoint=1), Agreed(nan_step=8)
 

@@ -18,14 +18,20 @@ from torch import nn
 
 from nursery import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
+from trainstone.engine.distributed import collectives
+from trainstone.engine.distributed.collectives import (
+    World,
+    average_buffers,
+    settle_buckets,
+    span_batch_norm,
+    wrap_model,
+)
 from trainstone.errors import ConfigError, MachineError, PeerLostError
+from trainstone.flows.bench.stop_rule import Pact
 from trainstone.machine.ranks import Rank
 from trainstone.machine.signals import StopSignals
 from trainstone.models.resnet import build_resnet
 from trainstone.results.steps import StepRecord
-from trainstone.train import distributed
-from trainstone.train.distributed import World, average_buffers, settle_buckets, span_batch_norm, wrap_model
-from trainstone.train.stopping import Pact
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
@@ -109,13 +115,13 @@ def check_talk(world: World) -> dict[str, Any]:
     norm.running_var.copy_(torch.tensor([1.0, 4.0]) * number)
     norm.num_batches_tracked.fill_(number)
     average_buffers(norm.buffers(), world)
-    distributed.barrier(world)
-    rows = distributed.gather_rows(world, torch.full((2 * number, 2), float(number)))
+    collectives.barrier(world)
+    rows = collectives.gather_rows(world, torch.full((2 * number, 2), float(number)))
     return {
         "place": [world.rank, str(world.device), world.alone],
-        "gathered": distributed.gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
+        "gathered": collectives.gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
         "rows": rows if rows is None else rows.tolist(),
-        "heard": distributed.broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None),
+        "heard": collectives.broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None),
         "norm": [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)],
     }
 
@@ -177,16 +183,16 @@ def talk_and_train(folder: str) -> Any:
             "settling": check_settling(world),
             "trained": {name: train(world, *way) for name, way in WAYS.items()},
         }
-        answers = distributed.gather(world, found)
+        answers = collectives.gather(world, found)
         if answers:
             Path(folder, "checkpoint.json").write_text(json.dumps(answers[0]["trained"]))
-        distributed.barrier(world)
+        collectives.barrier(world)
         if world.rank.number == 2:
             os._exit(0)
         try:
             dist.all_reduce(torch.ones(1), group=world.control)
         except RuntimeError as err:
-            explained = distributed.explain_torch_error(err)
+            explained = collectives.explain_torch_error(err)
             return {"answers": answers, "peer": [explained.message, explained.hint] if explained else str(err)}
         return None
 
@@ -282,20 +288,20 @@ def test_a_rank_that_died_is_told(returned: list[Any]):
     ],
 )
 def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
-    explained = distributed.explain_torch_error(RuntimeError(text))
+    explained = collectives.explain_torch_error(RuntimeError(text))
     assert isinstance(explained, PeerLostError) == recognised
 
 
 def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
     cuda, rank = torch.device("cuda"), Rank(5, 8, 1)
-    assert distributed.place_device(CPU, rank) == CPU
-    assert distributed.place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
+    assert collectives.place_device(CPU, rank) == CPU
+    assert collectives.place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
     for seen, index in ((4, 1), (1, 0)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
-        assert distributed.place_device(cuda, rank) == torch.device("cuda", index)
+        assert collectives.place_device(cuda, rank) == torch.device("cuda", index)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(MachineError, match="rank 6 is number 2 on its host, which has 2 CUDA devices"):
-        distributed.place_device(cuda, Rank(6, 8, 2))
+        collectives.place_device(cuda, Rank(6, 8, 2))
 
 
 RANKS = 4
@@ -378,7 +384,7 @@ def norm_in_ranks() -> dict[str, Any]:
             for dtype in (torch.bfloat16, torch.float16):
                 half = run_half(copy.deepcopy(network[1][0], dict(shared)), activations, weights, dtype)
                 found[f"{dtype} of {bn_ranks}"] = half
-        far, near, _ = distributed.share_statistics(images + 3000 + world.rank.number, network[1][0].group)
+        far, near, _ = collectives.share_statistics(images + 3000 + world.rank.number, network[1][0].group)
         return found | {"far": [far.tolist(), near.tolist()]}
 
 
@@ -456,13 +462,13 @@ def test_a_span_that_does_not_divide_the_ranks_is_refused():
 
 
 def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trainstone.train.distributed.open_group", lambda world, bn_ranks: object())
+    monkeypatch.setattr("trainstone.engine.distributed.collectives.open_group", lambda world, bn_ranks: object())
     model = build_resnet(18, num_classes=10)
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     spanned = span_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
     assert {name: id(tensor) for name, tensor in spanned.state_dict(keep_vars=True).items()} == before
-    assert sum(isinstance(module, distributed.SpanBatchNorm2d) for module in spanned.modules()) == count > 10
+    assert sum(isinstance(module, collectives.SpanBatchNorm2d) for module in spanned.modules()) == count > 10
     assert not any(module.training for module in spanned.modules())
     images = torch.ones(1, 3, 32, 32)
     assert torch.equal(copy.deepcopy(spanned)(images), spanned(images))  # evaluation asks no other rank

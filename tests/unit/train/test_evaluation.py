@@ -16,22 +16,22 @@ from small_sets import make_set
 from small_training import make_config as make_small
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.evaluate import judge, judge_network
+from trainstone.engine.fit import count_step_work
+from trainstone.engine.loop import train_steps
+from trainstone.engine.task import Task, build_network, build_task, provide_data
 from trainstone.errors import ConfigError
+from trainstone.flows.bench import result as conclude
+from trainstone.flows.evaluate.run import infer_steps, open_pictures, run_eval, run_inference, tell_left_out
+from trainstone.flows.prepare import open_both
+from trainstone.flows.train.checkpoint import open_saved, resolve_config
 from trainstone.machine.ranks import ALONE, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer, choose_timer
 from trainstone.measure.peaks import Peaks
+from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.steps import read_columns
-from trainstone.results.store import create_run, read_result
-from trainstone.train import conclude
-from trainstone.train.checkpoint import open_saved, resolve_config
-from trainstone.train.distributed import World
-from trainstone.train.evaluate import judge, judge_network
-from trainstone.train.evaluation import infer_steps, open_pictures, run_eval, run_inference, tell_left_out
-from trainstone.train.fit import count_step_work
-from trainstone.train.loop import train_steps
-from trainstone.train.start import open_both
-from trainstone.train.task import Task, build_network, build_task, provide_data
 from trainstone.workloads.classify import CLASSIFY
 from trainstone.workloads.workload import Scored
 

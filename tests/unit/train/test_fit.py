@@ -11,18 +11,19 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import OptimizerConfig
 from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import open_split
+from trainstone.engine import fit, precision_trial
+from trainstone.engine.fit import fit_to_machine
+from trainstone.engine.lr_schedule import tell_rate
+from trainstone.engine.precision_trial import Trial, fastest, try_precisions
+from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, RunError
+from trainstone.flows.bench import input_baselines
+from trainstone.flows.bench.input_baselines import Alone, Turns
 from trainstone.machine.cpus import Cores
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import StepRecorder
+from trainstone.results.step_summary import summarise_steps
 from trainstone.results.steps import read_columns
-from trainstone.results.summary import summarise_steps
-from trainstone.train import feeding, fit, trial
-from trainstone.train.feeding import Alone, Turns
-from trainstone.train.fit import fit_to_machine
-from trainstone.train.schedule import tell_rate
-from trainstone.train.task import build_task
-from trainstone.train.trial import Trial, fastest, try_precisions
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu"]
 CPU = torch.device("cpu")
@@ -90,7 +91,7 @@ BF16, WMLCE = ("resnet50", ["train.precision=bf16"]), ("resnet50-wmlce", [])  # 
 def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: str, settings: list[str]):
     """Fit the precision as if trials went so; fp16 is no candidate of this device."""
     monkeypatch.setattr(fit, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked])
-    candidates = [trial.precision for trial in trials if trial.precision != "fp16"]
+    candidates = [precision_trial.precision for precision_trial in trials if precision_trial.precision != "fp16"]
     monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
     return fit.fit_precision(load_config(recipe, settings=settings), CPU, 2)
 
@@ -205,12 +206,12 @@ def test_a_crash_costs_only_the_precision_that_crashed(monkeypatch: pytest.Monke
         "    if name == 'bf16': os.kill(os.getpid(), signal.SIGILL)\n"
         "    print(json.dumps({'precision': name, 'seconds': 0.5, 'failure': None}), flush=True)\n"
     )
-    real_run = trial.subprocess.run
+    real_run = precision_trial.subprocess.run
 
     def run_script(command, **options):
         return real_run([command[0], "-c", script, *command[4:]], **options)
 
-    monkeypatch.setattr(trial.subprocess, "run", run_script)
+    monkeypatch.setattr(precision_trial.subprocess, "run", run_script)
     fp32, bf16, fp16 = try_precisions("cpu", ["fp32", "bf16", "fp16"], threads=1)
     assert (fp32.seconds, fp16.seconds) == (0.5, 0.5)
     assert bf16.failure == "crashed: Illegal instruction"
@@ -224,23 +225,23 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=10)
     config = load_config("resnet50", settings=FED, flags={"data.source": "files", "data.root": str(data)})
     fitted, opened = fit_to_machine(config, strict=True), open_split(data, "train")
-    with StopSignals() as signals, StepRecorder(tmp_path / feeding.FILE_NAME, split_phases=False) as recorder:
+    with StopSignals() as signals, StepRecorder(tmp_path / input_baselines.FILE_NAME, split_phases=False) as recorder:
         alone = Alone(opened, recorder)
-        before = [progress.phase for progress in feeding.measure_before(fitted, alone, signals)]
+        before = [progress.phase for progress in input_baselines.measure_before(fitted, alone, signals)]
         assert before == ["loader alone"] * 6 + ["synthetic data"] * 6
         task = build_task(fitted.config, CPU, opened)
-        after = [progress.phase for progress in feeding.measure_after(task, fitted, alone, signals)]
+        after = [progress.phase for progress in input_baselines.measure_after(task, fitted, alone, signals)]
         assert after == ["synthetic data"] * 6 + ["loader alone"] * 6
         assert alone.counted == [2, 3, 4, 5, 8, 9, 10, 11]  # the first two of each half do not count
         assert len(alone.loader.batch_seconds) == 12
         columns = {**alone.recorder.columns()}
         summary = summarise_steps(columns, compiled=False)
-        judged = feeding.judge_feeding(fitted.config, task.loader, alone, summary)
+        judged = input_baselines.judge_feeding(fitted.config, task.loader, alone, summary)
     assert judged.images_per_second == pytest.approx(2 * 12 / sum(alone.loader.batch_seconds))
     counted = columns["step_seconds"][alone.counted]
     assert judged.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
     assert (judged.storage, judged.pictures, judged.threads) == ("RecordIO", 10, 1)
-    assert read_columns(tmp_path / feeding.FILE_NAME)["step"].tolist() == list(range(12))
+    assert read_columns(tmp_path / input_baselines.FILE_NAME)["step"].tolist() == list(range(12))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     [(1, 1, [1]), (2, 2, [1, 2]), (12, 6, [1, 2, 4, 6, 8, 12]), (16, 8, [1, 2, 4, 8, 16]), (3, None, [1, 2, 3])],
 )
 def test_powers_of_two_then_cores_then_hardware_threads(logical: int, physical: int | None, counts: list[int]):
-    assert feeding.choose_threads(Cores(logical, physical, None, physical or logical)) == counts
+    assert input_baselines.choose_threads(Cores(logical, physical, None, physical or logical)) == counts
 
 
 def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
@@ -259,7 +260,7 @@ def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
         return make_loader(Listed(to_classify(40)), threads=threads, first_step=first_step)
 
     done: list[Turns] = []
-    told = {progress.phase for progress in feeding.measure_threads(open_with, [1, 2], 0.05, done)}
+    told = {progress.phase for progress in input_baselines.measure_threads(open_with, [1, 2], 0.05, done)}
     assert told == {"1 thread", "2 threads"}
     assert [threads for threads, _ in opened] == [1, 2, 2, 1]
     steps = [step for _, step in opened]
@@ -269,10 +270,10 @@ def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
         assert turns.wall_seconds == pytest.approx(sum(turns.batch_seconds))
         assert turns.cpu_seconds > 0
         assert turns.pictures >= 4 * len(turns.batch_seconds)
-        point = feeding.summarise_turns(turns, 4, 2)
+        point = input_baselines.summarise_turns(turns, 4, 2)
         assert point.threads == turns.threads
         assert point.images_per_second == pytest.approx(4 * len(turns.batch_seconds) / turns.wall_seconds)
-    stages = feeding.split_stages(done[0])
+    stages = input_baselines.split_stages(done[0])
     assert [stage.name for stage in stages] == list(STAGES)
     assert sum(stage.share for stage in stages) == pytest.approx(1)
     assert all(stage.seconds_per_image > 0 for stage in stages)

@@ -13,13 +13,14 @@ import flows
 from flows import LateTimer, drain, follow
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config, MeasureConfig
+from trainstone.engine import fit
 from trainstone.errors import ConfigError, RunError
-from trainstone.results.ratio import compare_blocks
+from trainstone.flows.compare import pair as interleave
+from trainstone.flows.compare.pair import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving, fit_pair, run_against
+from trainstone.flows.lifecycle import Lifecycle
+from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.steps import StepRecord, read_columns
-from trainstone.results.store import create_run, read_result
-from trainstone.train import fit, interleave
-from trainstone.train.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving, fit_pair, run_against
-from trainstone.train.lifecycle import Lifecycle
+from trainstone.stats.ratio import compare_blocks
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
 OTHER = load_config("resnet50", settings=["train.batch_size=4"])
@@ -43,7 +44,7 @@ class Bench:
         }
 
     def steps(self, name: str, seconds: StepSeconds, lag: int) -> Iterator[StepRecord]:
-        """Like train/loop.py: a step is yielded when `lag` more have been begun."""
+        """Like engine/loop.py: a step is yielded when `lag` more have been begun."""
         pending: list[StepRecord] = []
         for step in itertools.count():
             if step == self.limit:

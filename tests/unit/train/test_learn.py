@@ -16,24 +16,25 @@ from small_training import Learned, assert_same, make_config, read_learned, trai
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.sample import DataSet, Split
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.optim import LossScale
 from trainstone.errors import DataError, OutOfMemoryError, ResultError, RunError
+from trainstone.flows import prepare
+from trainstone.flows.lifecycle import lifecycle
+from trainstone.flows.prepare import find_seats, list_doubts, open_both
+from trainstone.flows.train import checkpoint, loop
+from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.flows.train.loop import has_one_clock
+from trainstone.flows.train.state import Course
 from trainstone.formats.mllog import parse_line
 from trainstone.machine.ranks import Rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import Sink
+from trainstone.originals.output_file import Seat
 from trainstone.results.progress import Progress
-from trainstone.results.samples import Sample
+from trainstone.results.run_folder import RunFolder, create_run, read_result, reopen_run
 from trainstone.results.steps import read_columns
-from trainstone.results.store import RunFolder, create_run, read_result, reopen_run
-from trainstone.train import checkpoint, start, to_target
-from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
-from trainstone.train.course import Course
-from trainstone.train.distributed import World
-from trainstone.train.lifecycle import lifecycle
-from trainstone.train.optim import LossScale
-from trainstone.train.original.lines import Seat
-from trainstone.train.start import find_seats, list_doubts, open_both
-from trainstone.train.to_target import has_one_clock
+from trainstone.results.telemetry import Sample
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
 
@@ -99,7 +100,7 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(to_target, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(loop, "judge", lambda *_: pretend(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
@@ -118,7 +119,7 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(to_target, "judge", pretend(0.0, float("nan")))
+    monkeypatch.setattr(loop, "judge", pretend(0.0, float("nan")))
     learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
     assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 1.0}]
 
@@ -153,7 +154,7 @@ def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.
     sink.__enter__.return_value = sink
     sink.__exit__.side_effect = partial(Sink.__exit__, sink)
     sink.flush.side_effect = note
-    monkeypatch.setattr(to_target, "open_trackers", lambda *_, **_more: iter([sink]))
+    monkeypatch.setattr(loop, "open_trackers", lambda *_, **_more: iter([sink]))
     train(tmp_path, monkeypatch, **{"train.batch_size": 32, "checkpoint.best": False})
     expected = []
     for done in (3, 6):
@@ -178,7 +179,7 @@ def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest
 
 def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.6, 0.9, 0.9])
-    monkeypatch.setattr(to_target, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(loop, "judge", lambda *_: pretend(next(found))())
     run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
     quality = run.result.quality
     assert (run.result.status, quality.value, quality.steps) == ("target_reached", 0.6, 9)
@@ -203,7 +204,7 @@ ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(to_target, "judge", pretend(0.5, images=9))  # two of eleven could not be read
+    monkeypatch.setattr(loop, "judge", pretend(0.5, images=9))  # two of eleven could not be read
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"
@@ -287,7 +288,7 @@ def test_a_set_without_a_split_to_validate_with_can_only_be_trained_on(tmp_path:
 
 def test_devices_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch):
     told: list[Any] = [[{"host": host} for host in ("a", "a", "b", "b", "a")], None]
-    monkeypatch.setattr(start, "gather", lambda _world, _mine: told.pop(0))
+    monkeypatch.setattr(prepare, "gather", lambda _world, _mine: told.pop(0))
     seats = (Seat("a", 0), Seat("a", 1), Seat("b", 0), Seat("b", 1), Seat("a", 2))
     assert find_seats(World(Rank(0, 5), CPU, control="others")) == seats
     assert find_seats(World(Rank(1, 5), CPU, control="others")) == ()
@@ -355,7 +356,7 @@ def test_a_full_disk_does_not_hide_what_happened(run, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trainstone.results.store.write_atomically", fail)
+    monkeypatch.setattr("trainstone.results.run_folder.write_atomically", fail)
     with pytest.raises(RunError, match="NaN"):
         fail_with(run, RunError("NaN"))
     with pytest.raises(KeyboardInterrupt):

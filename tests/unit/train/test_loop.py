@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from flows import LateTimer
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig, OptimizerConfig
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.loop import train_steps
+from trainstone.engine.optim import LossScale
+from trainstone.engine.task import DecayedLoss, Task, WeightAverage, apply_process_settings, build_task, seed_network
 from trainstone.errors import RunError, TrainstoneError
+from trainstone.flows.bench.result import sum_energy
+from trainstone.flows.bench.stop_rule import Pact, StopRule
 from trainstone.machine.ranks import ALONE
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.models.resnet import build_resnet
-from trainstone.results.schema import Device
+from trainstone.results.schema.run import Device
 from trainstone.results.steps import StepRecord
-from trainstone.train.conclude import sum_energy
-from trainstone.train.distributed import World
-from trainstone.train.loop import train_steps
-from trainstone.train.optim import LossScale
-from trainstone.train.stopping import Pact, StopRule
-from trainstone.train.task import DecayedLoss, Task, WeightAverage, apply_process_settings, build_task, seed_network
 
 CPU = torch.device("cpu")
 

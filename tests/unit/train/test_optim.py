@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from trainstone.config.schema import OptimizerConfig, ScheduleConfig
-from trainstone.train.optim import LossScale, build_optimizer, decay_term, set_rate, split_parameters
-from trainstone.train.schedule import build_rate, check_rate, peak_rate
+from trainstone.engine.lr_schedule import build_rate, check_rate, peak_rate
+from trainstone.engine.optim import LossScale, build_optimizer, decay_term, set_rate, split_parameters
 
 CPU = torch.device("cpu")
 RATES = [0.0, 0.5, 2.0, 2.0, 0.3, 0.0, 0.0, 1.0]

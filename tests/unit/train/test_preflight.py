@@ -15,12 +15,12 @@ import torch.distributed as dist
 from command import find_free_port
 from nursery import join_world, run_ranks, wait_until
 from trainstone.config.schema import ParallelConfig
+from trainstone.engine.distributed import roll_call, store
+from trainstone.engine.distributed.collectives import barrier
+from trainstone.engine.distributed.store import Deadline, RankStore
 from trainstone.errors import DataError, LaunchError
 from trainstone.machine.interfaces import Interface
 from trainstone.machine.ranks import Meeting, Rank, read_rank
-from trainstone.train.distributed import barrier
-from trainstone.train.preflight import roll, store
-from trainstone.train.preflight.store import Deadline, RankStore
 
 LOOPBACK, CARD = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1")
 
@@ -38,7 +38,7 @@ def compare(documents: dict[int, dict[str, Any]], world: int, arrived: tuple[int
     store = RankStore(dist.HashStore(), Rank(0, world), Meeting("n0", 20123))
     for number in arrived:
         store.post(f"arrived/{number}", {"host": "n9"}, 1)
-    return roll.compare_ranks(store, 45.0, Deadline.after(57), documents)
+    return roll_call.compare_ranks(store, 45.0, Deadline.after(57), documents)
 
 
 def test_compare_ranks_lists_hosts_of_a_thousand_ranks_in_time():
@@ -71,7 +71,7 @@ def test_compare_ranks_names_a_rank_that_connected_and_hangs():
 def test_compare_ranks_raises_the_error_of_the_lowest_rank_before_naming_missing_ones():
     documents = make_documents(4, 2)
     for rank in (2, 3):
-        documents[rank]["error"] = roll.describe_error(DataError("no /data", hint="get it"))
+        documents[rank]["error"] = roll_call.describe_error(DataError("no /data", hint="get it"))
     with pytest.raises(DataError) as caught:
         compare(documents, 5)
     assert caught.value.message == "rank 2 on n1: no /data (and 1 more rank: n1 (3))"
@@ -79,20 +79,20 @@ def test_compare_ranks_raises_the_error_of_the_lowest_rank_before_naming_missing
 
 
 def test_list_hosts_uses_loopback_on_one_host_and_the_way_to_others_on_several(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(roll, "list_interfaces", lambda: [LOOPBACK, CARD])
-    assert roll.list_hosts(make_documents(2, 2))[0]["interface"] == "lo"
+    monkeypatch.setattr(roll_call, "list_interfaces", lambda: [LOOPBACK, CARD])
+    assert roll_call.list_hosts(make_documents(2, 2))[0]["interface"] == "lo"
     documents = make_documents(2, 1)
     documents[0]["interface"] = LOOPBACK  # MASTER_ADDR is a loopback address on its own host
-    monkeypatch.setattr(roll, "find_route", {"10.0.0.1": CARD}.get)
-    assert [host["interface"] for host in roll.list_hosts(documents)] == ["eth0", "eth0"]
+    monkeypatch.setattr(roll_call, "find_route", {"10.0.0.1": CARD}.get)
+    assert [host["interface"] for host in roll_call.list_hosts(documents)] == ["eth0", "eth0"]
     documents[1] |= {"requested": True, "interface": LOOPBACK}
     documents[0] |= {"requested": True, "interface": CARD}
     with pytest.raises(LaunchError, match=r"rank 1 on n1: network interface lo is loopback, .* are: eth0 \(10.0.0.1\)"):
-        roll.list_hosts(documents)
+        roll_call.list_hosts(documents)
     documents[0] |= {"requested": False, "interface": None}
-    monkeypatch.setattr(roll, "find_route", lambda _address: None)
+    monkeypatch.setattr(roll_call, "find_route", lambda _address: None)
     with pytest.raises(LaunchError, match="rank 0 on n0: no way to others"):
-        roll.list_hosts(documents)
+        roll_call.list_hosts(documents)
 
 
 def test_open_store_names_a_port_in_use_and_an_address_without_rank_0():

@@ -9,15 +9,16 @@ from flows import LateTimer, drain, follow
 from made_results import make_timeline
 from trainstone.config.load import load_config
 from trainstone.errors import MachineError
+from trainstone.flows.bench import result as conclude
+from trainstone.flows.profile import run as profiling
+from trainstone.flows.profile.run import describe_profiled, judge_overhead, plan_window, run_profile
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import Window
-from trainstone.results.profiled import PARTS
-from trainstone.results.schema import Result
+from trainstone.results.run_folder import RunFolder, create_run, read_result
+from trainstone.results.schema.run import Result
+from trainstone.results.schema.timeline import PARTS
 from trainstone.results.steps import read_columns
-from trainstone.results.store import RunFolder, create_run, read_result
-from trainstone.train import conclude, profiling
-from trainstone.train.profiling import describe_profiled, judge_overhead, plan_window, run_profile
 
 SMALL = (
     "device='cpu'",

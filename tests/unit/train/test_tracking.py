@@ -15,9 +15,9 @@ import pytest
 from made_learning import make_evaluations, make_steps
 from trainstone.config.schema import TrackingConfig
 from trainstone.errors import MachineError
+from trainstone.flows.train import tracking
+from trainstone.flows.train.tracking import Mlflow, Tracker, open_trackers
 from trainstone.results.steps import StepRecord
-from trainstone.train import tracking
-from trainstone.train.tracking import Mlflow, Tracker, open_trackers
 
 PARAMS = {"name": "demo", "train": {"batch_size": 64}, "tracking": {"mlflow": "http://me:secret@host/"}}
 NEEDS = "needs the extra tracking"

@@ -12,8 +12,8 @@ from trainstone.config.load import list_shipped, load_config, load_system
 from trainstone.config.schema import change_section
 from trainstone.formats.mllog import read_mllog
 from trainstone.machine.ranks import Rank
-from trainstone.train.original.mllog import choose_division, measure_sizes
-from trainstone.workloads import mlperf
+from trainstone.originals.mlperf import rules as mlperf
+from trainstone.originals.mlperf.training_log import choose_division, measure_sizes
 from trainstone.workloads.workload import RunSizes
 
 RESNET = SimpleNamespace(rules=mlperf.RESNET, load=load_mlperf, pictures=IMAGENET, recipe="resnet50-mlperf")

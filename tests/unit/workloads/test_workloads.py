@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from flows import drain
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import IGNORED
-from trainstone.data.generated.source import find_stored
+from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit, open_split
+from trainstone.data.synthetic.dataset import find_stored
+from trainstone.engine.task import provide_data
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE
 from trainstone.models.boxes import default_boxes, match
-from trainstone.train.task import provide_data
 from trainstone.workloads.classify import CLASSIFY
 from trainstone.workloads.detect import DETECT, FOUND, list_rows, split_rows
 from trainstone.workloads.workload import NORMALISATIONS, Normaliser

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainstone.data.picture.look import ENDINGS, Look
-from trainstone.data.raw.listing import is_picture
+from trainstone.data.image.inspect import ENDINGS, Look
 from trainstone.data.sample import ClassName, Sample, list_numbers
-from trainstone.data.storage.boxfile import SUFFIX, box_lines
+from trainstone.data.sources.listing import is_picture
+from trainstone.data.storage.box_file import SUFFIX, box_lines
 from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainstone.data.picture.look import Look, find_ending
+from trainstone.data.image.inspect import Look, find_ending
 from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
-from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
+from trainstone.data.storage.box_file import SUFFIX, box_lines, make_key, read_box_file
 from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats import recordio

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.picture.look import Look
+from trainstone.data.image.inspect import Look
 from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
 from trainstone.errors import DataError
 from trainstone.formats.files import Span

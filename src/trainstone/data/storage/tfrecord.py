@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainstone.data.picture.look import Look, find_ending, look
+from trainstone.data.image.inspect import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
 from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError

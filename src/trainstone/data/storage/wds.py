@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from trainstone.data.picture.look import ENDINGS, Look
+from trainstone.data.image.inspect import ENDINGS, Look
 from trainstone.data.sample import Box, ClassName, Sample, list_numbers, make_box
 from trainstone.data.storage.records import Encoded, Encoder, Glance, Shard, ShardReader
 from trainstone.errors import DataError

@@ -8,8 +8,8 @@ import altair as alt
 from trainstone.report import charts
 from trainstone.report.blocks import Facts, Prose, Section
 from trainstone.report.view import RunView
-from trainstone.results import feeding as loading
-from trainstone.results.feeding import Feeding
+from trainstone.results.schema import data_bench as loading
+from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.tables import stage_table, thread_table
 from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_rate
 

@@ -6,8 +6,8 @@ from typing import Any
 from trainstone.config.load import flatten
 from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section, keep_known
 from trainstone.report.view import RunView
-from trainstone.results.schema import FINISHED, Memory, Result
-from trainstone.results.summary import describe_interval, describe_preflight, describe_repeat
+from trainstone.results.schema.run import FINISHED, Memory, Result
+from trainstone.results.step_summary import describe_interval, describe_preflight, describe_repeat
 from trainstone.results.tables import Table
 from trainstone.units import format_bytes, format_rate, format_seconds
 

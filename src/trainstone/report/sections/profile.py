@@ -13,8 +13,8 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Code, Facts, Figure, Links, Prose, Section, keep_known
 from trainstone.report.charts import BLUE, CELL_LENGTH, GREY, NAME_LENGTH, ORANGE, PURPLE, RED, TEAL, Rows, mark
 from trainstone.report.view import RunView
-from trainstone.results import profiled
-from trainstone.results.profiled import (
+from trainstone.results.schema import timeline as profiled
+from trainstone.results.schema.timeline import (
     PARTS,
     RooflineChart,
     RooflinePoint,

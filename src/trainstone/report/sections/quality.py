@@ -8,9 +8,9 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Gallery, Outline, Picture, Prose, Section
 from trainstone.report.charts import PALETTE, Rows, mark, tips
 from trainstone.report.view import RunView
-from trainstone.results.learning import describe_metric, find_best, format_epochs
-from trainstone.results.quality import QualityPicture, QualityTable, ShownBox
+from trainstone.results.schema.quality import QualityPicture, QualityTable, ShownBox
 from trainstone.results.tables import format_rows, is_number, quality_table
+from trainstone.results.training import describe_metric, find_best, format_epochs
 from trainstone.units import format_count
 
 HEIGHT = 280

@@ -10,8 +10,8 @@ from trainstone.report import charts
 from trainstone.report.blocks import Section
 from trainstone.report.charts import BLUE, GREY, LEFT, ORANGE, PALETTE, SHADE, Layers, Rows, mark, round_sensibly, tips
 from trainstone.report.view import RunView
-from trainstone.results.samples import HINDRANCES
 from trainstone.results.series import StepSeries, TelemetryPoint
+from trainstone.results.telemetry import HINDRANCES
 from trainstone.units import format_count, format_seconds
 
 STEPS_HEIGHT, PANEL_HEIGHT = 220, 80

@@ -14,14 +14,14 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Figure, Section
 from trainstone.report.charts import BLUE, DASHED, GREY, LEFT, ORANGE, PALETTE, TEAL, Layers, Rows, figure, mark, tips
 from trainstone.report.view import STEPS, RunView
-from trainstone.results import learning
-from trainstone.results.learning import format_epochs, format_metric, format_target, name_metric, thin_history
+from trainstone.results import training
 from trainstone.results.mlperf import summary as convergence
-from trainstone.results.mlperf.logged import LoggedRun, find_run_logs, read_logs
+from trainstone.results.mlperf.logs import LoggedRun, find_run_logs, read_logs
 from trainstone.results.mlperf.summary import Expected
-from trainstone.results.quality import Evaluation, Quality, Repeated
+from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.series import Array, LossCurve, read_loss
 from trainstone.results.tables import Table, evaluation_table, training_table
+from trainstone.results.training import format_epochs, format_metric, format_target, name_metric, thin_history
 from trainstone.units import format_count, format_seconds
 
 HEIGHT, CONVERGENCE_HEIGHT = 250, 260
@@ -72,7 +72,7 @@ def build(view: RunView) -> Section | None:
             lead.append(f"The loss was not a finite number in {format_count(curve.num_not_finite, 'step')}.")
     if quality is not None:
         if result.phases is not None and quality.seconds_to_target:
-            spent = learning.split_time(result.phases, quality.seconds_to_target)
+            spent = training.split_time(result.phases, quality.seconds_to_target)
             parts = {name: seconds for name, seconds in spent.items() if seconds > 0}
             blocks.append(charts.stacked("time-to-target", "What the time to the target went into", {"run": parts}))
         blocks += [evaluation_table(quality)] if quality.history else []
@@ -80,17 +80,17 @@ def build(view: RunView) -> Section | None:
 
 
 def describe_training(quality: Quality) -> str:
-    best = learning.find_best(quality)
+    best = training.find_best(quality)
     starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
     trained = f"Trained for {format_epochs(quality.epochs)}{starts}"
     if best is None:
         return f"{trained}; not evaluated."
     found = quality.history[best]
-    value = learning.describe_metric(quality.metric, found.metrics[quality.metric], quality.target)
+    value = training.describe_metric(quality.metric, found.metrics[quality.metric], quality.target)
     told = f"{trained}; the best evaluation found {value} after {format_epochs(found.epoch)}"
     if quality.target is None:
         return f"{told}; there was no target."
-    reached = "is reached" if learning.find_reached(quality) is not None else "is not reached"
+    reached = "is reached" if training.find_reached(quality) is not None else "is not reached"
     return f"{told}: the target of {format_target(quality.metric, quality.target)} {reached}."
 
 
@@ -100,7 +100,7 @@ def draw_accuracy(quality: Quality) -> list[Block]:
     A line goes down to when the target was reached; the words are at its foot, where a curve that has risen is not.
     """
     shown = thin_history(quality, MOST_EVALUATIONS)
-    wanted = next((group for group in learning.DRAWN_TOGETHER if quality.metric in group), (quality.metric,))
+    wanted = next((group for group in training.DRAWN_TOGETHER if quality.metric in group), (quality.metric,))
     metrics = [name for name in wanted if any(name in found.metrics for found in shown)]
     if not metrics:
         return []
@@ -112,7 +112,7 @@ def draw_accuracy(quality: Quality) -> list[Block]:
         "accuracy": ("epochs", Span("epochs", 1.0, max(found.epoch for found in shown) or 1.0)),
         "accuracy-time": ("time", Span(unit, factor, seconds or 1.0)),
     }
-    reached = learning.find_reached(quality)
+    reached = training.find_reached(quality)
     blocks: list[Block] = []
     for name, (over, span) in spans.items():
         rows = [row for metric in metrics for row in list_metric(shown, metric, span, name_metric(metric))]
@@ -132,7 +132,7 @@ def draw_accuracy(quality: Quality) -> list[Block]:
 
 
 def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str]) -> Layers:
-    title = "% of the pictures" if quality.metric in learning.SHARES else name_metric(quality.metric)
+    title = "% of the pictures" if quality.metric in training.SHARES else name_metric(quality.metric)
     y = charts.up(title, zero=True, nice=True, tickCount=5)
     target: Rows = []
     if quality.target is not None:
@@ -146,7 +146,7 @@ def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str])
 
 
 def scale_metric(metric: str, value: float) -> float:
-    return charts.round_sensibly((100 if metric in learning.SHARES else 1) * value)
+    return charts.round_sensibly((100 if metric in training.SHARES else 1) * value)
 
 
 def list_metric(shown: Iterable[Evaluation], metric: str, span: Span, name: str) -> Rows:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from made_pictures import busy, make_samples, save, save_sampled
 from small_loaders import make_config
 from small_sets import SHARDS, Listed, flip, locate, make_set
-from trainstone.data.feeding.crops import Crop, Window
-from trainstone.data.feeding.feed import (
+from trainstone.data.image.decode import Region, decode_upper, look_sized
+from trainstone.data.pipeline.crops import Crop, Window
+from trainstone.data.pipeline.feed import (
     IGNORED,
     NOTHING,
     OVERHEAD_BYTES,
@@ -28,8 +29,7 @@ from trainstone.data.feeding.feed import (
     list_boxes,
     pack,
 )
-from trainstone.data.feeding.order import Place
-from trainstone.data.picture.decode import Region, decode_upper, look_sized
+from trainstone.data.pipeline.order import Place
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
 from trainstone.errors import DataError
@@ -216,7 +216,7 @@ def test_a_rectangle_is_where_its_box_says(
         shrunk.add(shrink)
         return decode_upper(*args, shrink=shrink, **rest)
 
-    monkeypatch.setattr("trainstone.data.feeding.feed.decode_upper", spy)
+    monkeypatch.setattr("trainstone.data.pipeline.feed.decode_upper", spy)
     pixels, box = draw(width, height, edges)
     cropped = 0
     for out, boxes in show(KINDS[kind](pixels), (box,), size, 8, resize=resize, **SSD, **COLOURS):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainstone.data.feeding.draws import MASK, STEP, Draws, make_key, mix, shuffle
-from trainstone.data.feeding.order import EvalOrder, Last, Place, TrainOrder
+from trainstone.data.pipeline.order import EvalOrder, Last, Place, TrainOrder
+from trainstone.data.pipeline.random_draws import MASK, STEP, Draws, make_key, mix, shuffle
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 

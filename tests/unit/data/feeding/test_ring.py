@@ -12,10 +12,10 @@ from command import LIMIT
 from nursery import wait_until
 from small_loaders import wait_for_rest
 from trainstone.data import loader
-from trainstone.data.feeding import ring
-from trainstone.data.feeding.feed import Bad, Worker
-from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.ring import Ring
+from trainstone.data.pipeline import ring
+from trainstone.data.pipeline.feed import Bad, Worker
+from trainstone.data.pipeline.order import Place
+from trainstone.data.pipeline.ring import Ring
 
 
 class Made:

@@ -17,10 +17,10 @@ from scipy import stats
 from made_pictures import busy, mean_difference, save, smooth
 from small_loaders import make_config
 from trainstone.config.schema import AugmentConfig
-from trainstone.data.feeding.crops import MAX_OPTIONS, Crop, crop_area, crop_boxes, crop_overlap
-from trainstone.data.feeding.draws import Draws, make_key
-from trainstone.data.feeding.transform import PLAIN, Colours, Transform, View, change_colours, find_part, scale_edges
-from trainstone.data.picture.decode import Region, Scratch, decode, decode_upper, look_sized
+from trainstone.data.image.decode import Region, Scratch, decode, decode_upper, look_sized
+from trainstone.data.pipeline.crops import MAX_OPTIONS, Crop, crop_area, crop_boxes, crop_overlap
+from trainstone.data.pipeline.random_draws import Draws, make_key
+from trainstone.data.pipeline.transform import PLAIN, Colours, Transform, View, change_colours, find_part, scale_edges
 from trainstone.data.sample import Box
 from trainstone.errors import ConfigError
 

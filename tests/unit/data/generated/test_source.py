@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from small_training import make_config
-from trainstone.data.generated.source import Drawn, GeneratedSource, box_of, find_stored, may_cover, provide_stored
+from trainstone.data.image.decode import decode_strict
+from trainstone.data.image.inspect import look
 from trainstone.data.manifest import read_manifest
-from trainstone.data.picture.decode import decode_strict
-from trainstone.data.picture.look import look
+from trainstone.data.synthetic.dataset import Drawn, GeneratedSource, box_of, find_stored, may_cover, provide_stored
 from trainstone.errors import ConfigError, DataError
 
 

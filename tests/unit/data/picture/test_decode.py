@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 
 from damage import damaged
 from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans
-from trainstone.data.picture import decode as decoding
-from trainstone.data.picture.decode import (
+from trainstone.data.image import decode as decoding
+from trainstone.data.image.decode import (
     MAX_KEPT_BYTES,
     MAX_PIXELS,
     Scratch,
@@ -31,7 +31,7 @@ from trainstone.data.picture.decode import (
     resize_shorter,
     turn_upright,
 )
-from trainstone.data.picture.look import Look, look
+from trainstone.data.image.inspect import Look, look
 from trainstone.data.prepare import repair
 from trainstone.errors import DataError
 

@@ -15,8 +15,8 @@ import pytest
 
 from made_archives import expect_refusal, list_everything, make_tar, make_zip, read_files
 from trainstone.data.parallel import Progress
-from trainstone.data.raw import archives
-from trainstone.data.raw.archives import extract_tar, extract_zip, list_tar, list_zip, read_tar, unpack_once
+from trainstone.data.sources import archives
+from trainstone.data.sources.archives import extract_tar, extract_zip, list_tar, list_zip, read_tar, unpack_once
 from trainstone.errors import DataError
 
 FILES = {"n01/a.JPEG": b"one", "n01/b.JPEG": b"", "n02/c.JPEG": os.urandom(3000)}

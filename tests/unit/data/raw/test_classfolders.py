@@ -9,8 +9,8 @@ from PIL import Image
 
 from damage import real_data
 from made_archives import make_jpeg, make_tar, write_files
-from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.data.sample import Box, ClassName, DataSet
+from trainstone.data.sources.class_folders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.errors import DataError
 
 

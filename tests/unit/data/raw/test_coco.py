@@ -18,11 +18,11 @@ from made_pictures import busy, save
 from small_sets import check
 from trainstone.data.manifest import Manifest, check_files, read_manifest, sum_file
 from trainstone.data.parallel import Progress, lock_file
-from trainstone.data.plan import make_plan
 from trainstone.data.prepare import prepare as write_plan
-from trainstone.data.raw.coco import OFFICIAL, CocoSource, find_coco, make_source, prepare_coco
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, ClassName
+from trainstone.data.shard_plan import make_plan
+from trainstone.data.sources.coco import OFFICIAL, CocoSource, find_coco, make_source, prepare_coco
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances
 from trainstone.machine.ranks import Rank
@@ -321,7 +321,7 @@ def test_other_counts_than_the_published_and_further_files_give_a_warning(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     assert OFFICIAL["train2017"] == (118_287, 117_266)
-    monkeypatch.setattr("trainstone.data.raw.coco.OFFICIAL", {"train2017": (5, 4), "val2017": (3, 3)})
+    monkeypatch.setattr("trainstone.data.sources.coco.OFFICIAL", {"train2017": (5, 4), "val2017": (3, 3)})
     (small / "val2017/more.jpg").write_bytes(b"")
     _, manifest = prepare(small, tmp_path / "out")
     assert manifest.splits[1].records == 3

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainstone.data.parallel import Progress
-from trainstone.data.raw import download
-from trainstone.data.raw.download import WAITS_SECONDS, Wanted, fetch, find_file, is_address, list_coco_files
+from trainstone.data.sources import download
+from trainstone.data.sources.download import WAITS_SECONDS, Wanted, fetch, find_file, is_address, list_coco_files
 from trainstone.errors import ConfigError, DataError
 from web_server import Site, serve
 

@@ -10,8 +10,8 @@ import pytest
 import scipy.io
 
 from made_archives import make_jpeg, make_tar, write_files
-from trainstone.data.raw.imagenet import find_imagenet, read_box_xml, read_boxes
 from trainstone.data.sample import Box, ClassName, DataSet, Edges
+from trainstone.data.sources.imagenet import find_imagenet, read_box_xml, read_boxes
 from trainstone.errors import DataError
 
 SYNSETS = ["n01440764", "n01443537", "n02099601"]

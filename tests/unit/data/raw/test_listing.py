@@ -9,9 +9,9 @@ import pytest
 from damage import write
 from made_archives import make_tar, make_zip, write_files
 from small_sets import flip
-from trainstone.data.raw import listing as listing_module
-from trainstone.data.raw.listing import FileListing, ListingBuilder, Place, walk_files
 from trainstone.data.sample import Source
+from trainstone.data.sources import listing as listing_module
+from trainstone.data.sources.listing import FileListing, ListingBuilder, Place, walk_files
 from trainstone.errors import DataError
 
 PICTURES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}

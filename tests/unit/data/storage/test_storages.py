@@ -24,11 +24,11 @@ from small_sets import (
     to_detect,
     write_shard,
 )
-from trainstone.data.picture.look import look
+from trainstone.data.image.inspect import look
 from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage import records
-from trainstone.data.storage.boxfile import box_lines, read_box_file
-from trainstone.data.storage.boxfile import make_key as make_box_key
+from trainstone.data.storage.box_file import box_lines, read_box_file
+from trainstone.data.storage.box_file import make_key as make_box_key
 from trainstone.data.storage.folder import make_instances
 from trainstone.data.storage.recordio import RecordIOShard, is_detection
 from trainstone.data.storage.records import Encoded, RecordSource, Shard

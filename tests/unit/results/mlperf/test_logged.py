@@ -9,7 +9,7 @@ from damage import real_data
 from hostile import EVIL
 from trainstone.errors import DataError
 from trainstone.formats.mllog import Event, kind_of
-from trainstone.results.mlperf.logged import KEYS, LoggedEvaluation, Times, find_logs, measure_times, read_logged
+from trainstone.results.mlperf.logs import KEYS, LoggedEvaluation, Times, find_logs, measure_times, read_logged
 
 
 def real(name: str = "") -> Path:

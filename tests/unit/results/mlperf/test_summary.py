@@ -15,7 +15,7 @@ from damage import real_data
 from made_mlperf import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
 from trainstone.errors import ConfigError, DataError
 from trainstone.results.mlperf import summary
-from trainstone.results.mlperf.logged import LoggedEvaluation, Times, find_logs, read_logged, read_logs
+from trainstone.results.mlperf.logs import LoggedEvaluation, Times, find_logs, read_logged, read_logs
 from trainstone.results.tables import Table
 
 

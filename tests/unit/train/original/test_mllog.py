@@ -8,13 +8,13 @@ import pytest
 
 from made_mlperf import BEGAN, IMAGENET, Clock, load_mlperf, open_made_log, write_closed_log
 from trainstone.config.schema import change_section
+from trainstone.flows.train.events import Cadence
 from trainstone.formats.mllog import Event, format_line, read_mllog
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
-from trainstone.results.quality import Evaluation
+from trainstone.originals.mlperf.training_log import MlperfLog, check_division, read_whole
+from trainstone.results.schema.quality import Evaluation
 from trainstone.results.steps import StepRecord
-from trainstone.train.decision import Cadence
-from trainstone.train.original.mllog import MlperfLog, check_division, read_whole
 
 BATCH = 10
 SMALL = build_resnet(18, width=16, num_classes=2)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from made_original import BEGAN, make_facts, make_step, play
+from trainstone.engine.task import plan_rate
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.machine.ranks import Rank
-from trainstone.train.original.lines import Facts
-from trainstone.train.original.writers import list_writers
-from trainstone.train.task import plan_rate
+from trainstone.originals.output_file import Facts
+from trainstone.originals.registry import list_writers
 
 EPOCH = ("epoch", "final_cross_entropy", "final_l2_loss", "final_total_loss", "final_learning_rate")
 ITERATION = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")

@@ -14,13 +14,13 @@ import pytest
 
 from made_original import BEGAN, make_evaluation, make_facts, make_step, play, read_files, resume
 from made_results import make_result, write_run
+from trainstone.flows.sweep.run import write_timehistory
 from trainstone.formats.iterdur import RankPlace, read_iterdur
 from trainstone.formats.timehistory import read_timehistory
-from trainstone.launch.sweep import write_timehistory
-from trainstone.results.schema import Status
+from trainstone.originals.output_file import Facts, Seat, list_events
+from trainstone.originals.registry import ResultLine, SsdLog, list_writers
+from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord, StepWriter
-from trainstone.train.original.lines import Facts, Seat, list_events
-from trainstone.train.original.writers import ResultLine, SsdLog, list_writers
 
 FILES = {
     ("wmlce", "train"): {"nvlog.txt", "training.json"},

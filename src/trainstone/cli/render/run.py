@@ -1,0 +1,426 @@
+"""The terminal summary of a result: the verdict, how it was got, the findings. It draws and judges nothing.
+
+The tables are those of results/tables.py, with bars where there is room, and as lines where it is narrow. At the end:
+rows of small bars for a series, eight heights, one character each; and bars across.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trainstone import __version__, units
+from trainstone.errors import ResultError
+from trainstone.results import tables, training
+from trainstone.results.combine import list_repeated_facts
+from trainstone.results.published import is_published
+from trainstone.results.schema.data_bench import Feeding, describe_cores, describe_covers
+from trainstone.results.schema.run import Comparison, Result
+from trainstone.results.schema.sweep import Sweep
+from trainstone.results.schema.timeline import MIN_SHARE, average_parts, shorten, tell_overhead
+from trainstone.results.series import sample_steps
+from trainstone.results.step_summary import describe_interval, describe_rate, describe_repeat, describe_setting
+from trainstone.results.verdicts import describe_goal
+from trainstone.stats.ratio import tell_exchange
+from trainstone.text import printable, printable_lines
+
+SEVERITIES = {"error": "red bold", "warning": "yellow", "info": "cyan"}
+"""In the order of printing, with their styles."""
+JUDGEMENTS = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
+MAX_NOTED = 5
+"""With more published figures than this, their sources and differences are left to --json and --page."""
+SPARKLINE_WIDTH = 36
+MOST_OPERATORS, OPERATOR_BAR_WIDTH = 6, 8
+BAR_WIDTH = 16
+LONGEST_NOTE, LONGEST_CELL = 32, 200
+INDENT = 2
+NARROW_WIDTH = 60
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = ".:-=+*#@"
+ACROSS = "▏▎▍▌▋▊▉█"
+# A series that varies by less than this share of its median fills only part of the height: it is quiet, and looks so.
+LEAST_SPAN = 0.1
+
+Array = NDArray[np.float64]
+Rows = Iterator[tuple[str, str | Text]]
+
+
+def print_result(result: Result, path: Path) -> None:
+    """Print a result on stdout; no colour when it is not a terminal."""
+    console = Console(file=sys.stdout, highlight=False)
+    print_lines(console, [f"trainstone {__version__} · {describe_setting(result)}"], "dim")
+    console.print()
+    print_lines(console, [result.verdict or f"no number: {result.status}"], "bold")
+    console.print()
+    width = min(SPARKLINE_WIDTH, console.width - 2)
+    trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
+    steps = draw_steps(result, path, width, console.encoding)
+    print_rows(console, [*trained, *profiled, *_rate_rows(result), *_step_rows(result), *steps, *_machine_rows(result)])
+    if result.repeated:
+        console.print()
+        print_table(console, tables.training_table(result.repeated, result.quality))
+    if result.data_bench:
+        print_feeding(console, result.data_bench)
+    if result.sweep:
+        console.print()
+        print_sweep(console, result.sweep)
+    if result.comparison:
+        console.print()
+        print_comparison(console, result.comparison)
+    if result.findings:
+        console.print()
+    for found in sorted(result.findings, key=lambda f: list(SEVERITIES).index(f.severity)):
+        message = printable_lines(found.message).replace("\n", "\n    ")
+        severity = (f"{found.severity}: ", SEVERITIES[found.severity])
+        console.print(Text.assemble(severity, f"{message} [{printable(found.code)}]"))
+        console.print(Padding(Text(printable_lines(found.hint), style="dim"), (0, 0, 0, 4), expand=False))
+    console.print()
+    report = [f"report  {path / 'report.html'}"] if (path / "report.html").exists() else []
+    named = [f"result  {path / 'result.json'}", *report, f"repeat  {describe_repeat(result, path)}"]
+    print_lines(console, named, wrap=False)  # so that they can be copied
+
+
+def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        shown = value if isinstance(value, Text) else Text(printable(value))
+        if console.width < NARROW_WIDTH:
+            console.print(Text(printable(name), style="dim"))
+            print_indented(console, shown)
+        table.add_row(Text(printable(name)), shown)
+    if console.width >= NARROW_WIDTH:
+        print_indented(console, table)
+
+
+def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Rows:
+    """A sparkline of the step times, warm-up dim and left of a bar, with the shortest and the longest."""
+    file = min(path.glob("steps-rank*.csv"), default=None)
+    try:
+        series = sample_steps(file) if file else None
+    except ResultError:  # a damaged file is no reason to hide the result
+        series = None
+    if series is None:
+        return
+    steady_from = result.throughput.steady_from_step if result.throughput else 0
+    cut = int(np.searchsorted(series.first_step, steady_from))
+    warm_up, steady = draw_sparkline(series.mean_seconds, width - 1 if cut else width, cut, encoding=encoding)
+    mark = "|" if warm_up and steady else ""
+    low, high = (units.format_seconds(float(end)) for end in (series.low_seconds.min(), series.high_seconds.max()))
+    yield "steps", Text.assemble((warm_up + mark, "dim"), steady, f"  min {low}, max {high}")
+
+
+def _rate_rows(result: Result) -> Rows:
+    throughput = result.throughput
+    if throughput:
+        interval = f"; {units.format_interval(throughput.ci95)}" if throughput.ci95 else ""
+        rate = f"{units.format_rate(throughput.images_per_second)} images/s"
+        yield "throughput", f"{rate} {describe_interval(throughput)}{interval}"
+    loader = result.loader
+    if loader and loader.synthetic_images_per_second:
+        synthetic = f"synthetic {describe_rate(loader.synthetic_images_per_second, loader.synthetic_ci95)}"
+        threads = units.format_count(loader.threads, "thread")
+        alone = f"loader alone {describe_rate(loader.images_per_second, loader.ci95)}"
+        yield "feeding", f"{synthetic}; {alone} images/s ({threads}, {loader.storage})"
+    if loader and loader.skipped:
+        times = units.format_count(loader.skipped, "time")
+        yield "left out", f"{units.format_count(loader.skipped_pictures, 'damaged picture')}, {times} in all"
+    if result.points and not result.repeated:
+        yield "runs", f"{len(result.points)} in points/"
+
+
+def _step_rows(result: Result) -> Rows:
+    steps, throughput, phases = result.step_seconds, result.throughput, result.phases
+    if steps:
+        quantiles = {"median": steps.median, "p5": steps.p5, "p95": steps.p95, "p99": steps.p99}
+        yield "step", ", ".join(f"{name} {units.format_seconds(value)}" for name, value in quantiles.items())
+        times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
+        yield "first step", f"{units.format_seconds(steps.first)}{times}"
+    if throughput and not result.points:
+        judged = "NOT steady" if throughput.trend_percent is not None else "too few to judge"
+        steady = "steady" if throughput.steady else judged
+        yield "window", f"{throughput.num_steps} steps from step {throughput.steady_from_step}, {steady}"
+    if phases and phases.train_seconds and phases.data_wait_seconds is not None:
+        yield "data wait", units.format_percent(phases.data_wait_seconds / phases.train_seconds)
+    if phases and phases.forward_seconds and phases.backward_seconds and phases.optimizer_seconds:
+        parts = (phases.forward_seconds, phases.backward_seconds, phases.optimizer_seconds)
+        shares = (units.format_percent(seconds / sum(parts), 0) for seconds in parts)
+        yield "phases", ", ".join(map(" ".join, zip(("forward", "backward", "optimiser"), shares, strict=True)))
+    if phases and phases.compile_seconds is not None:
+        yield "compile", units.format_seconds(phases.compile_seconds)
+    if result.communication:
+        yield "exchange", tell_exchange(result.communication)
+
+
+def _machine_rows(result: Result) -> Rows:
+    used = result.utilisation
+    if used and used.mfu is not None and used.flops_per_image and used.peak_flops:
+        work = f"{units.format_decimal(used.flops_per_image, 'FLOP')} an image"
+        peak = f"{units.format_decimal(used.peak_flops, 'FLOP/s')} {used.peak_source}"
+        yield "utilisation", f"{units.format_percent(used.mfu)} ({work}; peak {peak})"
+    if result.memory and result.memory.peak_host_bytes:
+        device = result.memory.peak_device_bytes
+        on_device = f"{units.format_bytes(device)} on the device, " if device else ""
+        host = f"{units.format_bytes(result.memory.peak_host_bytes)} host at most"
+        yield "memory", f"{on_device}{host}; allocator: {result.memory.allocator}"
+    if result.energy:
+        energy = result.energy
+        yield "energy", f"{energy.joules_per_image:.3g} J an image, {energy.average_watts:.3g} W ({energy.meter})"
+    if result.noise:
+        yield "noise", f"grade {result.noise.grade}: {'; '.join(result.noise.reasons) or 'quiet'}"
+
+
+def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
+    quality = result.quality
+    if quality is None:
+        return
+    if result.repeated is not None:
+        yield from list_repeated_facts(result.repeated, quality)
+        return
+    if quality.history and quality.value is not None:
+        # 92.4 % top-1 after epoch 8; 99.7 % top-5, loss 0.382
+        told = training.describe_metric(quality.metric, quality.value, quality.target)
+        if (best := training.find_best(quality)) is not None:
+            found = quality.history[best]
+            others = [name for name in found.metrics if name != quality.metric]
+            beside = (f"{training.name_metric(n)} {training.format_metric(n, found.metrics[n])}" for n in others)
+            told += f" after epoch {training.format_epoch(found.epoch)}" if found.step else ""
+            told += f"; {', '.join(beside)}" if others else ""
+        yield "quality", told
+    values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
+    if len(values) >= 2:
+        _, bars = draw_sparkline(values, width, encoding=encoding)
+        ends = (training.format_metric(quality.metric, value, quality.target) for value in (values[0], max(values)))
+        yield "over epochs", "{}  first {}, best {}".format(bars, *ends)
+    if quality.target is not None:
+        seconds = quality.seconds_to_target
+        reached = "not reached" if seconds is None else f"reached in {units.format_seconds(seconds)}"
+        yield "target", f"{describe_goal(quality)}, {reached}"
+    if result.kind == "eval":
+        return
+    starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
+    yield "epochs", f"{training.format_epoch(quality.epochs)}{starts}"
+    if result.phases is not None:
+        total = training.total_time(quality, result.phases)
+        if split := training.describe_split(result.phases, total):
+            yield "time", f"{units.format_seconds(total)}: {split}"
+
+
+def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
+    timeline = result.timeline
+    if timeline is None:
+        return
+    parts = sorted(average_parts(timeline), key=lambda part: -part.share)
+    named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= MIN_SHARE]
+    if named:
+        yield "where", ", ".join(named)
+    if timeline.told and timeline.device != "cpu":  # of a CPU they say what stands above
+        yield "gaps", " ".join(timeline.told)
+    running = "operators run" if timeline.device == "cpu" else "kernels run"
+    cores = f", on {timeline.cores_used:.3g} cores" if timeline.cores_used is not None else ""
+    yield "busy", f"{running} for {units.format_percent(timeline.compute_utilisation)} of the time{cores}"
+    if timeline.overhead is not None:
+        yield "profiler", tell_overhead(timeline.overhead)
+    if shown := timeline.operators[:MOST_OPERATORS]:
+        bars = draw_bars([operator.share for operator in shown], OPERATOR_BAR_WIDTH, encoding=encoding)
+        lines = [
+            f"{bar:<{OPERATOR_BAR_WIDTH}} {units.format_percent(operator.share):>6}  "
+            + shorten(operator.name, max(12, width))
+            for bar, operator in zip(bars, shown, strict=True)
+        ]
+        # Never wrapped: what does not fit is cut off at the end of the name.
+        yield "operators", Text("\n".join(lines), no_wrap=True, overflow="crop")
+    if timeline.roofline is not None and timeline.roofline.told:
+        yield "roofline", " ".join(timeline.roofline.told)
+    if timeline.cores is not None and timeline.cores.pipes_percent:
+        pipes = timeline.cores.pipes_percent.items()
+        yield "cores", ", ".join(f"{name} {percent:.1f} %" for name, percent in pipes)
+    if timeline.trace:
+        yield "trace", f"{timeline.trace}, for https://ui.perfetto.dev"
+
+
+def print_indented(console: Console, shown: Table | Text) -> None:
+    console.print(Padding(shown, (0, 0, 0, INDENT), expand=False))
+
+
+def print_lines(console: Console, lines: Iterable[str], style: str = "", *, wrap: bool = True) -> None:
+    for line in lines:
+        console.print(Text(printable(line), style=style), soft_wrap=not wrap)
+
+
+def lay_out(
+    table: tables.Table, *, bars: Sequence[str] = (), styles: Sequence[str] = (), pad_edge: bool = True
+) -> Table:
+    """Return a table without lines, numbers flush right, with a bar after each row; `styles` are those of the rows."""
+    laid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=pad_edge)
+    for head, numeric in zip(table.columns, table.numeric, strict=True):
+        laid.add_column(Text(printable(head)), justify="right" if numeric else "left")
+    for row, style, bar in itertools.zip_longest(table.rows, styles, bars, fillvalue=""):
+        cells = [_shorten(cell) for cell in row]
+        drawn = [Text(bar, style="cyan")] if bars else []
+        laid.add_row(*(Text(cell, style=JUDGEMENTS.get(cell, style)) for cell in cells), *drawn)
+    return laid
+
+
+def print_table(
+    console: Console, table: tables.Table, *, lengths: Sequence[float] = (), styles: Sequence[str] = ()
+) -> None:
+    """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide."""
+    unlimited = console.options.update(max_width=10_000)
+    for bars in (draw_bars(lengths, BAR_WIDTH, encoding=console.encoding), []):
+        laid = lay_out(table, bars=bars, styles=styles)
+        if Measurement.get(console, unlimited, laid).maximum + INDENT <= console.width:
+            print_indented(console, laid)
+            return
+    for row, style in itertools.zip_longest(table.rows, styles, fillvalue=""):
+        first, *cells = (_shorten(cell) for cell in row)
+        console.print(Text(f"{printable(table.columns[0])} {first}".strip(), style=style or "bold"))
+        for head, cell in zip(table.columns[1:], cells, strict=True):
+            if cell:
+                named = Text.assemble((f"{printable(head)}  ", "dim"), (cell, JUDGEMENTS.get(cell, "")))
+                print_indented(console, named)
+
+
+def _shorten(text: str, longest: int = LONGEST_CELL) -> str:
+    """Cut what is too long for a table; the whole text is in the findings."""
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    published = [row for row in comparison.rows if is_published(row)]
+    judged = [row for row in comparison.rows if not is_published(row)]
+    if published:
+        print_table(console, tables.share_table(published))
+        few = len(published) <= MAX_NOTED
+        more = "sources and differences of each: --json, --page, or --to with its name"
+        print_lines(console, tables.list_comparison_notes(published) if few else [more], "dim")
+    if judged:
+        print_table(console, tables.comparison_table(judged))
+        print_lines(console, tables.list_comparison_notes(judged), "dim")
+    if comparison.geometric_mean is not None:
+        print_lines(console, [f"geometric mean of A / B: {units.format_ratio(comparison.geometric_mean)}"], "dim")
+
+
+def print_sweep(console: Console, sweep: Sweep) -> None:
+    """Print the points so far, the knee in bold, then what they mean."""
+    if sweep.rows:
+        styles = ["bold" if tables.is_knee(sweep, row) else "" for row in sweep.rows]
+        lengths = [row.rate for row in sweep.rows]
+        table = tables.sweep_table(sweep)
+        table = replace(table, rows=[[_shorten(cell, LONGEST_NOTE) for cell in row] for row in table.rows])
+        print_table(console, table, lengths=lengths, styles=styles)
+    if sweep.told:
+        console.print()
+    print_lines(console, sweep.told)
+
+
+def print_feeding(console: Console, feeding: Feeding) -> None:
+    """Print what `data bench` measured: what was loaded, threads, stages, the cores that a training needs."""
+    pictures = f"{units.format_count(feeding.pictures, 'picture')} in {feeding.split}"
+    print_lines(console, [f"{feeding.path}: {pictures}, {feeding.storage}"], "bold")
+    made = f"{feeding.image_size} x {feeding.image_size}, batches of {feeding.batch_size:,}"
+    told = [
+        f"{units.format_bytes(feeding.picture_bytes)} a picture; {feeding.transform}; to {made}",
+        f"decoder: {feeding.decode}; {feeding.cpu}, {units.format_count(feeding.cores, 'core')}",
+    ]
+    if feeding.skipped:
+        told.append(f"passed over: {units.format_count(feeding.skipped, 'picture')} that could not be used")
+    print_lines(console, told, "dim")
+    console.print()
+    print_table(console, tables.thread_table(feeding), lengths=[point.images_per_second for point in feeding.points])
+    print_lines(console, describe_covers(feeding), "dim")
+    if feeding.stages:
+        console.print()
+        lengths = [*(stage.seconds_per_image for stage in feeding.stages), 0.0]
+        print_table(console, tables.stage_table(feeding), lengths=lengths)
+    console.print()
+    print_lines(console, [describe_cores(feeding)])
+
+
+def draw_sparkline(
+    values: ArrayLike, width: int, steady_from: int = 0, *, encoding: str | None = "utf-8"
+) -> tuple[str, str]:
+    """Return the bars of the values before `steady_from` and of those after it, together at most `width` of them.
+
+    A bar is the mean of neighbours; where there is nothing finite it is a space. The heights span what is usual
+    in the steady part, so that one slow first step does not flatten all others: what is beyond is clipped.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    series = np.where(np.isfinite(series), series, np.nan)
+    cut = min(max(0, steady_from), series.size)
+    num_cells = min(max(0, width), series.size)
+    num_before = num_cells if cut == series.size else 0
+    if 0 < cut < series.size and num_cells >= 2:  # as the values are divided; each part that has some gets a cell
+        num_before = min(max(1, round(num_cells * cut / series.size)), num_cells - 1)
+    cells = np.concatenate((_average(series[:cut], num_before), _average(series[cut:], num_cells - num_before)))
+    low, span = _find_scale(series[cut:] if np.isfinite(series[cut:]).any() else series)
+    bars = _choose(BLOCKS, ASCII, encoding)
+    drawn = "".join(_draw_bar(float(cell), low, span, bars) for cell in cells)
+    return drawn[:num_before], drawn[num_before:]
+
+
+def draw_histogram(counts: ArrayLike, width: int, *, encoding: str | None = "utf-8") -> str:
+    """Return bars from 0 to the highest count, at most `width` of them; a bar is the highest of neighbours."""
+    series = np.asarray(counts, dtype=np.float64)
+    pieces = np.array_split(series, min(max(1, width), series.size)) if series.size else []
+    bars, top = _choose(BLOCKS, ASCII, encoding), float(series.max(initial=0))
+    return "".join(_draw_bar(float(piece.max()), 0.0, top, bars) for piece in pieces)
+
+
+def draw_bars(values: ArrayLike, width: int, *, encoding: str | None = "utf-8") -> list[str]:
+    """Return a bar across for each value, from 0; the highest is `width` long, and what is above 0 is never nothing."""
+    series = np.asarray(values, dtype=np.float64)
+    series = np.where(np.isfinite(series) & (series > 0), series, 0.0)
+    top = float(series.max(initial=0))
+    pieces = _choose(ACROSS, "#", encoding)
+    drawn = []
+    for value in series:
+        length = max(1, round(float(value / top) * max(0, width) * len(pieces))) if value and width > 0 else 0
+        whole, rest = divmod(length, len(pieces))
+        drawn.append(pieces[-1] * whole + (pieces[rest - 1] if rest else ""))
+    return drawn
+
+
+def _average(values: Array, num_cells: int) -> Array:
+    edges = np.linspace(0, values.size, num_cells + 1).round().astype(np.int64)
+    pieces = [values[begin:end] for begin, end in itertools.pairwise(edges)]
+    finite = [piece[np.isfinite(piece)] for piece in pieces]
+    return np.array([piece.mean() if piece.size else np.nan for piece in finite], dtype=np.float64)
+
+
+def _find_scale(values: Array) -> tuple[float, float]:
+    """Return the lowest bar's value and the height of all: 98 % of what Tukey's far-out fences hold."""
+    finite = values[np.isfinite(values)]
+    if finite.size == 0:
+        return 0.0, 0.0
+    q1, median, q3 = (float(q) for q in np.quantile(finite, [0.25, 0.5, 0.75]))
+    fence = 3 * (q3 - q1)
+    low, high = np.quantile(finite[(finite >= q1 - fence) & (finite <= q3 + fence)], [0.01, 0.99])
+    return float(low), max(float(high - low), LEAST_SPAN * abs(median))
+
+
+def _choose(text: str, plain: str, encoding: str | None) -> str:
+    """Return the text, or the plain one where the encoding cannot carry it."""
+    try:
+        text.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return plain
+    return text
+
+
+def _draw_bar(value: float, low: float, span: float, bars: str) -> str:
+    if not np.isfinite(value):
+        return " "
+    height = min(max(0.0, (value - low) / span), 1.0) if span > 0 else 0.0
+    return bars[min(int(height * len(bars)), len(bars) - 1)]

@@ -1,0 +1,167 @@
+"""Which part of a picture is taken: the rules of the originals, as pure functions of size, boxes and random numbers."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainstone.config.schema import AugmentConfig
+from trainstone.data.pipeline.random_draws import Draws
+from trainstone.data.sample import Box
+
+MAX_OPTIONS = 1000
+"""Crop overlap: so many options are drawn before the picture stays whole; the original's seven never get there."""
+
+
+class Crop(NamedTuple):
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def right(self) -> int:
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> int:
+        return self.top + self.height
+
+
+class Window(NamedTuple):
+    """A rectangle whose edges may lie within pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> Crop:
+    """Draw share of the area and aspect until a crop fits; else the largest in the middle whose aspect is allowed.
+
+    torchvision's RandomResizedCrop; DALI's and MXNet's random crops are the same, MXNet's with even aspects.
+    """
+    low, high = augment.aspect
+    for _ in range(augment.attempts):
+        pixels = width * height * draws.between(*augment.area)
+        ratio = draws.uniform()
+        ratio = low * (high / low) ** ratio if augment.aspect_law == "log" else low + (high - low) * ratio
+        crop_width, crop_height = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = draws.below(height - crop_height + 1)
+            left = draws.below(width - crop_width + 1)
+            return Crop(left, top, crop_width, crop_height)
+    # The largest rectangle in the middle whose aspect is allowed.
+    crop_width, crop_height = width, height
+    if width / height < low:
+        crop_height = max(1, min(height, round(width / low)))
+    elif width / height > high:
+        crop_width = max(1, min(width, round(height * high)))
+    return Crop((width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height)
+
+
+def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig) -> Crop:
+    """Draw crops until one holds enough of any box; the whole picture after so many attempts.
+
+    TensorFlow's sample_distorted_bounding_box: an even aspect, then an even height among those whose area is allowed.
+    Without a box the whole picture is one.
+    """
+    objects = [
+        # In pixels, rounded down as TensorFlow does.
+        Window(int(box.left * width), int(box.top * height), int(box.right * width), int(box.bottom * height))
+        for box in boxes
+        if all(map(math.isfinite, box[1:5]))
+    ] or [Window(0, 0, width, height)]
+    needed = [(one, (one.right - one.left) * (one.bottom - one.top)) for one in objects]
+    for _ in range(augment.attempts):
+        crop = _draw_by_height(width, height, draws, augment.area, draws.between(*augment.aspect))
+        if crop is not None and any(
+            whole >= 1 and _shared(crop, one) >= augment.min_object_covered * whole for one, whole in needed
+        ):
+            return crop
+    return Crop(0, 0, width, height)
+
+
+def _draw_by_height(width: int, height: int, draws: Draws, area: tuple[float, float], aspect: float) -> Crop | None:
+    """Return a crop of this aspect somewhere in the picture; None where rounding leaves none of allowed area."""
+    smallest, largest = area[0] * width * height, area[1] * width * height
+    high = round(math.sqrt(largest / aspect))
+    if round(high * aspect) > width:
+        high = int((width + 0.5 - 1e-7) / aspect)
+        if round(high * aspect) > width:
+            high -= 1
+    high = min(high, height)
+    low = min(round(math.sqrt(smallest / aspect)), high)
+    crop_height = low + draws.below(high - low + 1)
+    crop_width = round(crop_height * aspect)
+    if crop_width * crop_height < smallest:
+        crop_height += 1
+    elif crop_width * crop_height > largest:
+        crop_height -= 1
+    crop_width = round(crop_height * aspect)
+    allowed = smallest <= crop_width * crop_height <= largest
+    if not allowed or not (0 < crop_width <= width and 0 < crop_height <= height):
+        return None
+    # TensorFlow draws below width - crop_width: the last place is never taken.
+    top = draws.below(height - crop_height) if crop_height < height else 0
+    left = draws.below(width - crop_width) if crop_width < width else 0
+    return Crop(left, top, crop_width, crop_height)
+
+
+def _shared(one: Crop | Window, other: Window | Box) -> float:
+    across = min(one.right, other.right) - max(one.left, other.left)
+    down = min(one.bottom, other.bottom) - max(one.top, other.top)
+    return max(0.0, across) * max(0.0, down)
+
+
+def crop_overlap(
+    width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig
+) -> tuple[Crop, tuple[Box, ...]]:
+    """Return a crop in whole pixels and the boxes whose centre lies in it (edges are still the whole picture's).
+
+    SSD's, by the rule of DALI's RandomBBoxCrop: every box overlaps the crop by a drawn share. One of the overlaps, or
+    that the picture stays whole, is drawn, each as likely; after so many attempts that failed another one is. A crop
+    without any box is no good: a picture that has none stays whole.
+    """
+    overlaps = augment.overlaps
+    for _ in range(MAX_OPTIONS if boxes else 0):
+        option = draws.below(len(overlaps) + 1)
+        if option == len(overlaps):
+            break
+        for _ in range(augment.attempts):
+            across, down = draws.between(*augment.sides), draws.between(*augment.sides)
+            if not augment.aspect[0] <= across / down <= augment.aspect[1]:
+                continue
+            left, top = draws.between(0, 1 - across), draws.between(0, 1 - down)
+            part = Window(left, top, left + across, top + down)
+            if not all(_overlap(part, box) >= overlaps[option] for box in boxes):
+                continue
+            kept = tuple(
+                box
+                for box in boxes
+                if part.left <= (box.left + box.right) / 2 < part.right
+                and part.top <= (box.top + box.bottom) / 2 < part.bottom
+            )
+            if kept:  # edges go to the nearest pixel's; at least one pixel is left
+                x, y = min(round(part.left * width), width - 1), min(round(part.top * height), height - 1)
+                right, bottom = min(round(part.right * width), width), min(round(part.bottom * height), height)
+                return Crop(x, y, max(1, right - x), max(1, bottom - y)), kept
+    return Crop(0, 0, width, height), tuple(boxes)
+
+
+def _overlap(part: Window, box: Box) -> float:
+    shared = _shared(part, box)
+    both = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
+    return shared / (both - shared)
+
+
+def window_centre(width: int, height: int, size: int, shorter: int) -> Window:
+    """Return what is seen of a picture scaled to a shorter side, its longer one rounded down, and cut in the middle."""
+    if width < height:
+        scaled_width, scaled_height = shorter, height * shorter // width
+    else:
+        scaled_width, scaled_height = width * shorter // height, shorter
+    left, top = (scaled_width - size) // 2, (scaled_height - size) // 2
+    across, down = width / scaled_width, height / scaled_height
+    right, bottom = min(width, (left + size) * across), min(height, (top + size) * down)
+    return Window(left * across, top * down, right, bottom)

@@ -1,0 +1,101 @@
+"""Which pictures a batch is made of: pure arithmetic of step and rank, so that work can go on from any step.
+
+Training pictures are one endless row, epoch after epoch, each shuffled anew; a step of all ranks takes the next
+world x batch of them, rank 0 first. So the pictures of a step do not depend on how many ranks share them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from trainstone.data.pipeline.random_draws import make_key, shuffle
+from trainstone.errors import DataError
+from trainstone.machine.ranks import ALONE, Rank
+
+Last = Literal["carry", "drop", "fill", "fill_even"]
+
+
+class Place(NamedTuple):
+    """One appearance of a picture."""
+
+    epoch: int
+    picture: int
+    """Its number in its source."""
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    count: int
+    batch_size: int
+    seed: int
+    rank: Rank = ALONE
+    last: Last = "carry"
+    """What becomes of pictures that do not fill an epoch's last step: as loader.last says."""
+    parts: int = 1
+    """Batches a step: epochs that are cut or filled up have whole steps."""
+    steps: ClassVar[None] = None
+    """Training goes on for ever."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise DataError("there is no training picture")
+        if self.last == "drop" and self.count < self._step_pictures:
+            raise DataError(
+                f"{self.count:,} pictures do not fill a batch of {self._step_pictures:,} (all ranks)",
+                hint="--set loader.last=carry, or a smaller train.batch_size",
+            )
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.rank.world
+
+    @property
+    def epoch_pictures(self) -> int:
+        """Pictures an epoch, of all ranks; where it is filled up, some come twice."""
+        if self.last == "carry":
+            return self.count
+        if self.last == "drop":
+            return self.count // self._step_pictures * self._step_pictures
+        share = math.ceil(self.count / self.rank.world) if self.last == "fill" else self.count // self.rank.world
+        return max(1, math.ceil(share / (self.batch_size * self.parts))) * self._step_pictures
+
+    @property
+    def _step_pictures(self) -> int:
+        return self.global_batch * self.parts
+
+    def epoch_of(self, step: int) -> int:
+        return step * self.global_batch // self.epoch_pictures
+
+    def batch(self, step: int) -> list[Place]:
+        begin = step * self.global_batch + self.rank.number * self.batch_size
+        places: list[Place] = []
+        while len(places) < self.batch_size:
+            epoch, at = divmod(begin + len(places), self.epoch_pictures)
+            end = min(self.epoch_pictures, at + self.batch_size - len(places))
+            wanted = shuffle(self.count, make_key(self.seed, epoch)).take(range(at, end), mode="wrap")
+            places += [Place(epoch, index) for index in wanted.tolist()]
+        return places
+
+
+@dataclass(frozen=True)
+class EvalOrder:
+    """Every picture once, in its own order: each rank has a stretch, the first ranks one more where it does not divide.
+
+    All ranks make as many steps; batches at the end may be short or empty.
+    """
+
+    count: int
+    batch_size: int
+    rank: Rank = ALONE
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
+
+    def batch(self, step: int) -> list[Place]:
+        share, more = divmod(self.count, self.rank.world)
+        number = self.rank.number
+        first = number * share + min(number, more)
+        end = first + share + (number < more)
+        begin = first + step * self.batch_size
+        return [Place(0, index) for index in range(begin, min(end, begin + self.batch_size))]

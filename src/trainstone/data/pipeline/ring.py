@@ -1,0 +1,151 @@
+"""Batches made ahead by threads, in a ring of memory that is used again and again. Knows nothing of torch.
+
+Threads take the next few rows of the newest batch; batches come out in order. Which thread fills which row is chance,
+what stands in it is not.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from trainstone.data.pipeline.feed import Bad, Worker
+from trainstone.data.pipeline.order import Place
+
+Memory = TypeVar("Memory")
+MAX_ROWS_AT_ONCE = 8
+JOIN_SECONDS = 5.0
+
+
+@dataclass
+class Slot(Generic[Memory]):
+    memory: Memory
+    places: Sequence[Place] = ()
+    rows_left: int = 0
+    errors: dict[int, BaseException] = field(default_factory=dict)
+    """By row; told when the batch is taken, so that the first in order is named, not the first in time."""
+    bad: list[Bad] = field(default_factory=list)
+
+
+class Ring(Generic[Memory]):
+    """Threads that fill slots. A batch stays as it is until `keep` more were taken: a device may still be copying."""
+
+    def __init__(
+        self,
+        slots: Sequence[Memory],
+        plan: Callable[[int], Sequence[Place]],
+        fill_row: Callable[[Memory, int, Place, Worker, list[Bad]], None],
+        *,
+        threads: int,
+        keep: int = 1,
+        first_step: int = 0,
+        steps: int | None = None,
+    ) -> None:
+        assert len(slots) > keep
+        self.workers = [Worker() for _ in range(threads)]
+        self._slots = [Slot(memory) for memory in slots]
+        self._plan, self._fill_row = plan, fill_row
+        self._keep, self._steps = keep, steps
+        # Steps counted: batches begun, taken by the consumer, and whose memory is free again.
+        self._begun = self._taken = self._free = first_step
+        self._row = 0
+        """The next row to fill of the newest batch."""
+        self._closed = self._paused = False
+        self._lock = threading.Lock()
+        self._work_to_do = threading.Condition(self._lock)
+        self._batch_ready = threading.Condition(self._lock)
+        self._threads = [
+            threading.Thread(target=self._work, args=(worker,), name=f"loader-{number}", daemon=True)
+            for number, worker in enumerate(self.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> Slot[Memory] | None:
+        """Return the next batch, waiting for it; None after the last."""
+        with self._lock:
+            if self._steps is not None and self._taken >= self._steps:
+                return None
+            if self._taken - self._free >= self._keep:
+                self._free += 1
+                self._work_to_do.notify_all()
+            slot = self._slot(self._taken)
+            while self._begun == self._taken or slot.rows_left:
+                if self._closed:
+                    raise RuntimeError("the loader is closed")
+                self._batch_ready.wait()
+            self._taken += 1
+            return slot
+
+    def pause(self) -> None:
+        """Let the threads finish their rows and wait."""
+        with self._lock:
+            self._paused = True
+
+    def go_on(self) -> None:
+        with self._lock:
+            self._paused = False
+            self._work_to_do.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._work_to_do.notify_all()
+            self._batch_ready.notify_all()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)  # one that a dead disk holds cannot be ended; it does not hold the process
+
+    def _slot(self, step: int) -> Slot[Memory]:
+        return self._slots[step % len(self._slots)]
+
+    def _work(self, worker: Worker) -> None:
+        while (job := self._next_rows(worker)) is not None:
+            slot, rows = job
+            for row in rows:
+                try:
+                    self._fill_row(slot.memory, row, slot.places[row], worker, slot.bad)
+                except BaseException as err:  # noqa: BLE001  (raised where the batch is taken; a dead thread fills no row)
+                    slot.errors[row] = err
+            with self._lock:
+                slot.rows_left -= len(rows)
+                if slot.rows_left == 0:
+                    self._batch_ready.notify_all()
+
+    def _next_rows(self, worker: Worker) -> tuple[Slot[Memory], range] | None:
+        """Return the next few rows to fill, waiting for memory; None at the end."""
+        with self._lock:
+            while not self._closed:
+                newest = self._slot(self._begun - 1)
+                rows_open = self._row < len(newest.places)
+                if self._steps is not None and self._begun >= self._steps and not rows_open:
+                    return None
+                if rows_open and not self._paused:
+                    # A few at once: fewer locks; not so many that threads wait for one at a batch's end.
+                    num_rows = len(newest.places)
+                    most = max(1, min(MAX_ROWS_AT_ONCE, num_rows // (4 * len(self.workers))))
+                    rows = range(self._row, min(self._row + most, num_rows))
+                    self._row = rows.stop
+                    return newest, rows
+                if self._begun - self._free < len(self._slots) and not self._paused:
+                    self._begin_batch()
+                    continue
+                begin = worker.waits_since = time.perf_counter()
+                self._work_to_do.wait()
+                worker.wait_seconds += time.perf_counter() - begin
+                worker.waits_since = None
+        return None
+
+    def _begin_batch(self) -> None:
+        slot = self._slot(self._begun)
+        slot.errors, slot.bad = {}, []
+        try:
+            slot.places = self._plan(self._begun)
+        except Exception as err:  # noqa: BLE001
+            slot.places, slot.errors = (), {0: err}
+        slot.rows_left = len(slot.places)
+        self._row = 0
+        self._begun += 1
+        self._work_to_do.notify_all()
+        if not slot.places:
+            self._batch_ready.notify_all()

@@ -1,0 +1,497 @@
+"""COCO's layout: annotations/instances_<split>.json and a folder of pictures for each split, read as it lies.
+
+Any categories will do. `prepare_coco` makes such a folder, checked, from the published zips, or from folders they were
+unpacked to. Beside the originals it writes what training reads: bbox_only_instances_<split>.json, <split>-images.txt
+(images with a box) and classes.txt; manifest.json comes last and says that all is there. Killed at any time, it resumes
+at a part: the annotations or the images of a split, which get their name when they are complete.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.data import manifest as facts
+from trainstone.data.image.inspect import look
+from trainstone.data.parallel import Pool, Progress, lock_file, map_in_order, open_pool
+from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
+from trainstone.data.sources.archives import extract_zip, list_zip
+from trainstone.data.sources.listing import MAX_PICTURE_BYTES
+from trainstone.errors import DataError
+from trainstone.files import sync_path, write_atomically
+from trainstone.formats.coco import (
+    NAME_OF_ID,
+    CocoCategory,
+    CocoImage,
+    Instances,
+    box_only,
+    drop_images,
+    number_categories,
+    read_instances,
+)
+from trainstone.text import printable
+from trainstone.units import format_bytes, format_count
+
+log = logging.getLogger(__name__)
+
+ANNOTATIONS = re.compile(r"(bbox_only_)?instances_([A-Za-z0-9._-]+)\.json")
+YEAR = re.compile(r"20\d\d$")
+# Images, and those with at least one annotation, where that is known; https://cocodataset.org
+OFFICIAL = {"train2017": (118_287, 117_266), "val2017": (5_000, None)}
+
+
+def find_coco(path: Path) -> DataSet:
+    """Open a folder in COCO's layout; splits whose pictures are not there are told and left out."""
+    usable = find_splits(path)
+    found = find_annotations(path / "annotations")
+    if not usable:
+        stems = ", ".join(found) or "train2017"
+        missing = "no images for its annotations" if found else "no annotations/instances_<split>.json"
+        hint = f"images of a split are looked for in folders named like it ({stems}), or below images/"
+        raise DataError(f"{path} is not in COCO's layout: {missing}", hint=hint)
+    lacking: dict[str, str] = {}  # by train2017 and by train
+    for stem, file in found.items():
+        if stem not in usable:
+            reason = f"annotations/{file.name} is there, {stem}/ is not"
+            log.warning("%s: %s: its pictures are left out", path, reason)
+            for name in (stem, YEAR.sub("", stem)):
+                lacking.setdefault(name, reason)
+    splits: list[Split] = []
+    categories: Sequence[CocoCategory] = ()
+    for stem, (file, folder) in usable.items():
+        instances = read_instances(file)
+        if splits and list_classes(instances.categories) != list_classes(categories):
+            raise DataError(f"{file} has other categories than the files beside it")
+        categories = instances.categories
+        splits.append(Split(name_split(stem, usable), make_source(instances, file, folder)))
+    classes = [ClassName(name) for _, name in list_classes(categories)]
+    return DataSet("detect", "COCO", classes, splits, name_set(categories), lacking=lacking)
+
+
+def open_splits(path: Path, folders: Mapping[str, str]) -> DataSet:
+    """Open the splits of a prepared set: each with its folder of pictures, after which its annotations are named."""
+    splits = []
+    for name, folder in folders.items():
+        annotations = path / "annotations" / f"instances_{folder}.json"
+        splits.append(Split(name, make_source(read_instances(annotations), annotations, path / folder)))
+    return DataSet("detect", "COCO", (), splits)
+
+
+def find_splits(path: Path) -> dict[str, tuple[Path, Path]]:
+    """Return train2017 -> its annotation file and its pictures' folder; train comes first."""
+    found = {stem: (file, find_pictures(path, stem)) for stem, file in find_annotations(path / "annotations").items()}
+    return {stem: (file, folder) for stem, (file, folder) in found.items() if folder is not None}
+
+
+def find_annotations(folder: Path) -> dict[str, Path]:
+    """Return train2017 -> the annotation file, complete ones before those with boxes only; train comes first."""
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.json"), reverse=True):  # instances_ before bbox_only_
+        named = ANNOTATIONS.fullmatch(file.name)
+        if named is not None:
+            found.setdefault(named[2], file)
+    return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("train"), item[0])))
+
+
+def find_pictures(path: Path, stem: str) -> Path | None:
+    names = dict.fromkeys((stem, YEAR.sub("", stem) or stem))
+    folders = [path / below / name for name in names for below in ("", "images")]
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def name_split(stem: str, among: Sequence[str] | dict[str, Any]) -> str:
+    """Return train for train2017, unless there is a train2014, too."""
+    short = YEAR.sub("", stem) or stem
+    return short if sum((YEAR.sub("", other) or other) == short for other in among) == 1 else stem
+
+
+def list_classes(categories: Sequence[CocoCategory]) -> list[tuple[int, str]]:
+    return sorted((item.id, item.name) for item in categories)
+
+
+def name_set(categories: Sequence[CocoCategory]) -> str:
+    return "coco" if {item.id: item.name for item in categories} == NAME_OF_ID else ""
+
+
+@dataclass(frozen=True)
+class CocoSource:
+    """The pictures of one split; boxes lie in arrays, so that many processes can share them."""
+
+    annotations: Path
+    pictures: Path
+    names: Sequence[str]
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    """First box of each picture, and the end."""
+    edges: NDArray[np.float64]
+    """Left, top, right, bottom as shares of width and height. (boxes, 4)"""
+    labels: NDArray[np.int64]
+    crowds: NDArray[np.bool_]
+    areas: NDArray[np.float64]
+    """Of objects, as shares of the picture's; not a number where only the box's is known."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Sample:
+        try:
+            image = (self.pictures / self.names[index]).read_bytes()
+        except OSError as err:
+            raise DataError(
+                f"cannot read {self.where(index)}: {err.strerror}", hint=f"{self.annotations} names it"
+            ) from err
+        chosen = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        columns = (self.labels, self.edges, self.crowds, self.areas)
+        boxes = tuple(
+            make_box(label, edges, crowd, None if math.isnan(area) else area)
+            for label, edges, crowd, area in zip(*(column[chosen].tolist() for column in columns), strict=True)
+        )
+        return Sample(self.names[index], image, boxes=boxes, id=int(self.ids[index]))
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def where(self, index: int) -> str:
+        return str(self.pictures / self.names[index])
+
+    def size_bytes(self, index: int) -> int:
+        """Return a picture's length; 0 where it is gone, which reading it will tell."""
+        try:
+            return (self.pictures / self.names[index]).stat().st_size
+        except OSError:
+            return 0
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the annotation file's facts, and the pictures' names and lengths."""
+        facts = self.annotations.stat()
+        told = f"{self.annotations.name} {facts.st_size} {facts.st_mtime_ns} {self.pictures.name}\n"
+        digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))
+        for index, name in enumerate(self.names):
+            digest.update(f"{self.size_bytes(index)} {name}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def without_empty(self) -> "CocoSource":
+        """Return the pictures with at least one box, as detectors are trained on."""
+        counts = np.diff(self.starts)
+        kept = np.flatnonzero(counts)
+        starts = np.concatenate([[0], np.cumsum(counts[kept])])
+        return replace(self, names=[self.names[i] for i in kept.tolist()], ids=self.ids[kept], starts=starts)
+
+
+def make_source(instances: Instances, annotations: Path, pictures: Path) -> CocoSource:
+    """Gather the boxes of each picture, clipped to it; the order within a picture stays."""
+    numbers = number_categories(instances.categories)
+    place_of = {image.id: place for place, image in enumerate(instances.images)}
+    places = np.array([place_of[item.image_id] for item in instances.annotations], dtype=np.int64)
+    sizes = np.array([(image.width, image.height) for image in instances.images], dtype=np.float64).reshape(-1, 2)
+    boxes = np.array([item.bbox for item in instances.annotations], dtype=np.float64).reshape(-1, 4)
+    ends = sizes[places]
+    low = np.clip(boxes[:, :2], 0, ends) / ends
+    high = np.clip(boxes[:, :2] + boxes[:, 2:], 0, ends) / ends
+    kept = np.flatnonzero((high > low).all(axis=1))
+    if len(kept) < len(boxes):
+        log.warning("%s: %d boxes without any area in their picture are left out", annotations, len(boxes) - len(kept))
+    order = kept[np.argsort(places[kept], kind="stable")]
+    counts = np.bincount(places[kept], minlength=len(instances.images))
+    # Areas of objects in pixels, where the file has its own: the original's prepared files say 1 everywhere, and ours
+    # the box's own area, to three decimals, where none is known.
+    areas = np.array([np.nan if item.area is None else item.area for item in instances.annotations], dtype=np.float64)
+    width, height = boxes[:, 2], boxes[:, 3]
+    as_box = np.abs(areas - width * height) <= 0.001 * (1 + np.abs(width) + np.abs(height))
+    areas[as_box | (areas < 0) | (areas == 1).all()] = np.nan
+    return CocoSource(
+        annotations=annotations,
+        pictures=pictures,
+        names=[image.file_name for image in instances.images],
+        ids=np.array([image.id for image in instances.images], dtype=np.int64),
+        starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        edges=np.concatenate([low, high], axis=1)[order],
+        labels=np.array([numbers[item.category_id] - 1 for item in instances.annotations], dtype=np.int64)[order],
+        crowds=np.array([item.crowd for item in instances.annotations], dtype=np.bool_)[order],
+        areas=(areas / ends.prod(axis=1))[order],
+    )
+
+
+class Part(NamedTuple):
+    """A folder to make: annotations, train2017 or val2017, and the zip or folder it comes from."""
+
+    name: str
+    origin: Path
+
+    @property
+    def is_zip(self) -> bool:
+        return self.origin.suffix == ".zip"
+
+
+def prepare_coco(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False) -> Iterator[Progress]:
+    """Unpack, check and write; nothing is yielded where an earlier run has done it all.
+
+    Folders in `source` are not copied but linked file by file where the file system can, else copied; `source` may be
+    `target`. The full annotation files stay: scores are computed with them. `skip_bad`: every image is decoded, and
+    what is damaged or missing is dropped from the copy and its annotations.
+    """
+    try:
+        parts = survey(source)
+        if is_finished(target, parts, skip_bad=skip_bad):
+            return
+        if len(parts) < 2:
+            raise DataError(
+                f"{source} has no {'images for its annotations' if parts else 'annotations of COCO'}",
+                hint="it needs annotations_trainval2017.zip and train2017.zip or val2017.zip, or the folders in them",
+            )
+        # Images are not dropped from the source's own folders, or from where a link leads: only a copy is changed.
+        for final, origin in ((target / part.name, part.origin) for part in parts if skip_bad):
+            if final.is_symlink() or origin.resolve() == final.resolve():
+                raise DataError(
+                    f"{final} is not a copy: --on-bad skip does not change the source's own files",
+                    hint="choose another folder with --to DIR",
+                )
+        work = target / facts.WORK
+        work.mkdir(parents=True, exist_ok=True)
+        with lock_file(work / "lock", target):
+            try:
+                (target / facts.NAME).unlink(missing_ok=True)
+                clear_partial(target, work)
+                for part in parts:
+                    yield from place(part, target, work, workers)
+                yield from conclude(parts, target, workers, skip_bad=skip_bad)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as err:
+        raise DataError(f"cannot prepare COCO in {target}: {err.strerror or err}") from err
+
+
+def survey(source: Path) -> list[Part]:
+    """Return what the source offers: annotations first, then the splits with images; may be too little."""
+    zips = {file.name: file for below in ("annotations", "zips", "") for file in sorted((source / below).glob("*.zip"))}
+    packed = zips.get("annotations_trainval2017.zip") or next(
+        (file for name, file in zips.items() if name.startswith("annotations")), None
+    )
+    if packed is not None:
+        names = [ANNOTATIONS.fullmatch(name.rpartition("/")[2]) for name in list_zip(packed)]
+        parts, stems = [Part("annotations", packed)], sorted({named[2] for named in names if named is not None})
+    else:
+        stems = list(find_annotations(source / "annotations"))
+        parts = [Part("annotations", source / "annotations")] if stems else []
+    for stem in stems:
+        origin = zips.get(f"{stem}.zip") or find_pictures(source, stem)
+        if origin is not None:
+            parts.append(Part(stem, origin))
+    return parts
+
+
+def measure_parts(parts: Sequence[Part]) -> dict[str, int]:
+    """Return the length of zips and of annotation files that are not in one."""
+    files = [part.origin for part in parts if part.is_zip]
+    if parts and not parts[0].is_zip:
+        files += find_annotations(parts[0].origin).values()
+    return {file.name: file.stat().st_size for file in files}
+
+
+def is_finished(target: Path, parts: Sequence[Part], *, skip_bad: bool) -> bool:
+    """Say whether a complete folder is there, made from all that the source offers now; zips may be removed since.
+
+    DataError: it is another data set.
+    """
+    manifest = facts.read_manifest(target)
+    if manifest is None:
+        return False
+    inputs = manifest.treatment.get("inputs")
+    if (manifest.kind, manifest.storage) != ("detect", "folder") or not isinstance(inputs, dict):
+        raise DataError(
+            f"{target} already holds another data set: {manifest.dataset or 'one'} as {manifest.storage}",
+            hint="choose another folder with --to DIR, or remove that one",
+        )
+    shards = {shard.file: shard for shard in manifest.shards}
+    known = measure_parts(parts).items() <= inputs.items() and {part.name for part in parts[1:]} <= shards.keys()
+    if not known or (skip_bad and not manifest.treatment.get("skip_bad")):
+        return False
+    try:
+        facts.check_files(target, manifest)
+    except DataError as err:
+        log.info("%s: it is made again", err.message)
+        return False
+    lengths = {name: list_files(target / name).values() for name in shards}
+    return all(len(lengths[n]) >= s.records and sum(lengths[n]) >= s.bytes for n, s in shards.items())
+
+
+def clear_partial(target: Path, work: Path) -> None:
+    for folder in (path for path in work.iterdir() if path.is_dir()):
+        shutil.rmtree(folder)
+    for pattern in ("*.json.????????.partial", "*.txt.????????.partial"):
+        for path in (*target.glob(pattern), *target.glob(f"annotations/{pattern}")):
+            path.unlink()
+
+
+def place(part: Part, target: Path, work: Path, workers: int) -> Iterator[Progress]:
+    """Bring a part to its name below the target when it is complete; nothing there already is overwritten."""
+    final = target / part.name
+    if part.origin.resolve() == final.resolve():
+        return
+    if final.exists():
+        files = list_zip(part.origin) if part.is_zip else list_files(part.origin)
+        prefix = f"{part.name}/"
+        if part.is_zip and any(name.startswith(prefix) for name in files):
+            files = {name.removeprefix(prefix): size for name, size in files.items() if name.startswith(prefix)}
+        lacking = files.items() - list_files(final).items()
+        num_lacking = sum(not name.startswith("bbox_only_") for name, _ in lacking)  # those we write again
+        if num_lacking:
+            raise DataError(
+                f"{final} is there already and lacks {num_lacking:,} of the {format_count(len(files), 'file')} of "
+                f"{part.origin}, or has them with another length",
+                hint=f"move {final} away and run it again",
+            )
+        return
+    made = work / part.name
+    if part.is_zip:
+        yield from extract_zip(part.origin, made, workers)
+    else:
+        yield from link_all(part, made)
+    inner = made / part.name
+    (inner if part.is_zip and inner.is_dir() else made).rename(final)
+    sync_path(target)
+
+
+def link_all(part: Part, folder: Path) -> Iterator[Progress]:
+    """Give all files of a part a second name in a new folder; where the file system does not let us, copy them."""
+    files = list_files(part.origin)
+    for done, name in enumerate(files, start=1):
+        source, target = part.origin / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.hardlink_to(source.resolve())
+        except OSError:
+            shutil.copyfile(source, target)
+        yield Progress(f"link {part.name}", done, len(files), "files")
+    os.sync()
+
+
+def list_files(folder: Path) -> dict[str, int]:
+    files = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+
+
+def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: bool) -> Iterator[Progress]:
+    """Check each split's images, then write the lists, the classes and, last, the manifest."""
+    found = find_splits(target)
+    splits: list[facts.SplitFacts] = []
+    categories: Sequence[CocoCategory] = ()
+    dropped: list[Path] = []
+    with open_pool(workers) as pool:
+        for part in parts[1:]:
+            if part.name not in found:
+                raise DataError(f"{target / 'annotations'} has no instances_{part.name}.json")
+            annotations = found[part.name][0]
+            instances = read_instances(annotations)
+            if splits and list_classes(instances.categories) != list_classes(categories):
+                raise DataError(f"{annotations} has other categories than the files beside it")
+            categories = instances.categories
+            shard = yield from check_images(instances, annotations, target / part.name, pool, skip_bad=skip_bad)
+            warn(part.name, instances, target / part.name)
+            if shard.skipped:
+                dropped += [target / part.name / name for name, _ in shard.skipped]
+                write_atomically(annotations, drop_images(annotations, {name for name, _ in shard.skipped}))
+                instances = read_instances(annotations)
+            yield Progress(f"write lists of {part.name}", 0, 2, "files")
+            boxes, images = f"annotations/bbox_only_instances_{part.name}.json", f"{part.name}-images.txt"
+            write_atomically(target / boxes, box_only(instances))
+            with_boxes = {item.image_id for item in instances.annotations}
+            write_atomically(target / images, (f"{i.file_name}\n" for i in instances.images if i.id in with_boxes))
+            sidecars = [f"annotations/{annotations.name}", boxes, images]
+            if not splits:  # the class map: number as detectors count, COCO's number, name
+                numbers = number_categories(categories)
+                lines = (f"{numbers[id_]}\t{id_}\t{printable(name)}\n" for id_, name in list_classes(categories))
+                write_atomically(target / "classes.txt", lines)
+                sidecars.append("classes.txt")
+            beside = tuple(facts.measure(target, file) for file in dict.fromkeys(sidecars))
+            shard = shard.model_copy(update={"sidecars": beside})
+            name = name_split(part.name, found)
+            splits.append(facts.SplitFacts(name=name, records=shard.records, bytes=shard.bytes, shards=(shard,)))
+    inputs = measure_parts(parts)
+    manifest = facts.Manifest(
+        dataset=name_set(categories),
+        kind="detect",
+        storage="folder",
+        first_label=0,
+        classes=tuple((name, "") for _, name in list_classes(categories)),
+        treatment={"inputs": inputs, **({"skip_bad": True} if skip_bad else {})},
+        plan=hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest(),
+        splits=tuple(splits),
+    )
+    facts.write_manifest(target, manifest)
+    for path in dropped:  # nothing names them any more; of a link the other name stays
+        path.unlink(missing_ok=True)
+    yield Progress("finished", len(splits), len(splits), "files")
+
+
+def check_images(
+    instances: Instances, annotations: Path, folder: Path, pool: Pool, *, skip_bad: bool
+) -> Generator[Progress, None, facts.ShardFacts]:
+    """Read every image once: compare its head with the annotations, sum it up, and decode it with `skip_bad`."""
+    images = instances.images
+    seen: list[tuple[int, int, str]] = []
+    for part in map_in_order(lambda some: [look_at(folder, image, decoded=skip_bad) for image in some], images, pool):
+        seen += part
+        yield Progress(f"check {folder.name}", len(seen), len(images), "files")
+    problems = [(image.file_name, problem) for image, (_, _, problem) in zip(images, seen, strict=True) if problem]
+    if problems and (not skip_bad or len(problems) == len(images)):
+        shown = "; ".join(f"{name} {problem}" for name, problem in problems[:3])
+        raise DataError(
+            f"{folder}: {len(problems):,} of {format_count(len(images), 'image')} are not as "
+            f"{annotations.name} says: {shown}",
+            hint=f"move {folder} away, put the right zip or folder in the source and run it again, "
+            "or drop them with --on-bad skip",
+        )
+    num_bytes, checksum = sum(size for size, _, _ in seen), sum(share for _, share, _ in seen) % (1 << 32)
+    return facts.ShardFacts(
+        file=folder.name,
+        bytes=num_bytes,
+        crc32c=f"{checksum:08x}",
+        records=len(images) - len(problems),
+        skipped=tuple(problems),
+    )
+
+
+def look_at(folder: Path, image: CocoImage, *, decoded: bool) -> tuple[int, int, str]:
+    """Return an image's length, its share of the folder's checksum, and what is wrong with it, if anything is."""
+    path = folder / image.file_name
+    try:
+        if path.stat().st_size > MAX_PICTURE_BYTES:
+            raise DataError(f"larger than {format_bytes(MAX_PICTURE_BYTES)}")
+        data = path.read_bytes()
+        seen = look(data)
+        if seen.kind != "jpeg" and image.file_name.lower().endswith((".jpg", ".jpeg")):
+            raise DataError(f"it is {seen.kind.upper()}, not JPEG")
+        if (seen.width, seen.height) != (image.width, image.height):
+            raise DataError(f"it has {seen.width}x{seen.height} pixels, not {image.width}x{image.height}")
+        if decoded:
+            from trainstone.data.image.decode import decode_strict  # heavy
+
+            decode_strict(data)
+    except (OSError, DataError) as err:
+        reason = err.strerror if isinstance(err, OSError) and err.strerror else err
+        return 0, 0, f"cannot be used: {reason}"
+    return len(data), facts.sum_file(image.file_name, data), ""
+
+
+def warn(stem: str, instances: Instances, folder: Path) -> None:
+    """Warn of counts that differ from the published set's, and of further files."""
+    names = {image.file_name for image in instances.images}
+    found = (len(names), len({item.image_id for item in instances.annotations}))
+    published = OFFICIAL.get(stem, (None, None))
+    if any(expected not in (None, number) for number, expected in zip(found, published, strict=True)):
+        told = "%s has %d images, %d of them with boxes; the published set has %s and %s"
+        log.warning(told, stem, *found, *(number or "unknown" for number in published))
+    extra = list_files(folder).keys() - names
+    if extra:
+        log.warning("%s has %s that its annotations do not name", stem, format_count(len(extra), "file"))

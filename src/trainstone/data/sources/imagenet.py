@@ -1,0 +1,386 @@
+"""Finds the data sets of `data imagenet`, above all ILSVRC2012 as people have it.
+
+Of that: the published tars, read in place; folders; Kaggle's layout; mixtures. Samples are in the order of im2rec.py's
+walk: synsets sorted, names sorted in each. Nothing is extracted or moved.
+What is published beside the pictures: labels of validation pictures, names of classes, bounding boxes. Boxes are XML,
+read by the rules of TensorFlow's process_bounding_boxes.py, or the CSV it writes; they are found by a picture's file
+name without extension, such as n01440764_10026.
+"""
+
+import csv
+import io
+import logging
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from trainstone.data.manifest import WORK
+from trainstone.data.sample import ClassName, DataSet, Edges, Split
+from trainstone.data.sources.archives import list_tar, read_tar, unpack_once
+from trainstone.data.sources.class_folders import find_class_folders, find_imagenetv2, find_tiny_imagenet
+from trainstone.data.sources.listing import ListingBuilder, Place, is_picture, list_entries, walk_files
+from trainstone.data.storage.box_file import read_box_file
+from trainstone.errors import DataError
+from trainstone.formats.files import damaged_line, read_lines
+from trainstone.formats.mat5 import read_mat
+from trainstone.text import printable
+from trainstone.units import format_count
+
+log = logging.getLogger(__name__)
+
+NUM_CLASSES = 1000
+TARS = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar"}
+FOLDERS = {"train": ("train",), "val": ("val", "validation")}
+DEVKITS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12")
+META_FILE = "meta.mat"
+TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"
+LABEL_FILES = ("imagenet_2012_validation_synset_labels.txt", "LOC_val_solution.csv", *DEVKITS, "valprep.sh")
+TEXT_FILES = ("LOC_synset_mapping.txt", "synset_words.txt", "imagenet_metadata.txt")
+BOX_CSV = "imagenet_2012_bounding_boxes.csv"
+BOX_FILES = ("Annotation", "Annotations", "bbox", "ILSVRC2012_bbox_train_v2.tar.gz", "ILSVRC2012_bbox_val_v3.tgz")
+KAGGLE_FOLDERS = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
+# A folder with more folders than this holds classes, not parts of a data set.
+MAX_PARTS = 64
+MAX_XML_BYTES = 2**20
+SYNSET = re.compile(r"n\d{8}", re.ASCII)
+VAL_PICTURE = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
+_MOVE = re.compile(r"\bmv\s+\S*ILSVRC2012_val_(\d{8})\S*\s+\S*?(n\d{8})", re.ASCII)
+_TEXT_LINE = re.compile(r"(n\d{8})[ \t]+(.*)", re.ASCII)
+_PACKED_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_ALLOWED = (
+    "allowed are ILSVRC2012_devkit_t12.tar.gz, a synset on each line in the order of the pictures, "
+    "Kaggle's LOC_val_solution.csv, and valprep.sh"
+)
+
+
+def find_raw(
+    dataset: str, source: Path, target: Path, *, val_labels: Path | None = None, boxes: Path | None = None
+) -> DataSet:
+    """Find a raw data set; what must be extracted first goes into the target's work folder."""
+    if not source.exists():
+        raise DataError(f"no such folder: {source}")
+    work = target / WORK / "extracted"
+    if dataset == "tiny-imagenet":
+        return find_tiny_imagenet(source)
+    if dataset == "imagenetv2":
+        return find_imagenetv2(source, work=work)
+    if dataset == "folder":
+        return find_class_folders(source)
+    found = find_imagenet(source, val_labels=val_labels, boxes=boxes, work=work)
+    if len(found.classes) != NUM_CLASSES:
+        told = "%s has %d classes, ImageNet 1,000; other sets have a --dataset of their own"
+        log.warning(told, source, len(found.classes))
+    return found
+
+
+def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | None = None, work: Path) -> DataSet:
+    """Find train and val by their known names in a folder, its subfolders and Kaggle's.
+
+    Tars win over folders, `val_labels` and `boxes` over what is found. Only a tar that somebody compressed is
+    extracted, below `work`. Where only one of train and val is there, it is taken.
+    """
+    path = path.parent if path.is_file() else path
+    inner = [folder for folder in _list(path).values() if folder.is_dir() and not SYNSET.fullmatch(folder.name)]
+    parts = {name for names in FOLDERS.values() for name in names}
+    folders = [path, *(path / name for name in KAGGLE_FOLDERS if (path / name).is_dir())]
+    if len(inner) <= MAX_PARTS:
+        folders += [folder for folder in inner if folder.name.lower() not in parts]
+    shelves = [_list(folder) for folder in folders]
+    builders = {split: builder for split in TARS if (builder := _gather(path, shelves, split, val_labels, work))}
+    if not builders:
+        missing = f"no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/"
+        raise DataError(f"{path}: {missing}", hint="give the folder that holds them")
+    for split in TARS.keys() - builders.keys():
+        log.warning("%s: no pictures for %s; looked for %s and %s/", path, split, TARS[split], FOLDERS[split][0])
+    classes = sorted(builders[next(iter(builders))].classes)
+    found_boxes = _find_boxes(shelves, boxes, classes)
+    splits = []
+    for split, builder in builders.items():
+        listing = builder.finish(classes, found_boxes, skip_other_classes=split == "val")
+        if len(listing) < len(builder):
+            num_dropped, others = len(builder) - len(listing), sorted(set(builder.classes) - set(classes))
+            told = "%s: val: %s of classes that train lacks are dropped (%s ...)"
+            log.warning(told, path, format_count(num_dropped, "image"), others[0])
+        splits.append(Split(split, listing))
+    texts: dict[str, str] = {}
+    if listed := _find(shelves, *TEXT_FILES):
+        texts = {match[1]: match[2].strip() for _, line in read_lines(listed) if (match := _TEXT_LINE.fullmatch(line))}
+    elif (devkit := _find(shelves, *DEVKITS)) and is_devkit(devkit):
+        _, texts = read_devkit(devkit)
+    tars = any(_find(shelves, TARS[split], f"{TARS[split]}.gz") for split in builders)
+    return DataSet(
+        "classify",
+        "ILSVRC2012 tars" if tars else "ILSVRC2012 folders",
+        [ClassName(name, texts.get(name, "")) for name in classes],
+        splits,
+        name="imagenet",
+    )
+
+
+def _list(folder: Path) -> dict[str, Path]:
+    """Return what lies in a folder, by names in lower case."""
+    return {file.name.lower(): file for file in reversed(list_entries(folder))}
+
+
+def _find(shelves: Sequence[dict[str, Path]], *names: str) -> Path | None:
+    """Return the first name that is there, in capital letters or small ones."""
+    return next((shelf[name.lower()] for name in names for shelf in shelves if name.lower() in shelf), None)
+
+
+def _gather(
+    path: Path, shelves: Sequence[dict[str, Path]], split: str, val_labels: Path | None, work: Path
+) -> ListingBuilder | None:
+    """List the pictures of a split; None where there are none."""
+    found = _find(shelves, TARS[split], f"{TARS[split]}.gz", *FOLDERS[split])
+    if found is None and split == "train" and any(SYNSET.match(name) for name in shelves[0]):
+        found = path
+    if found is None:
+        return None
+    if found.suffix == ".gz":
+        found = unpack_once(found, work)
+    builder = ListingBuilder(found)
+    flat: list[tuple[int, str, Place]] = []
+    num_strays = 0
+    for file, synset, place in _list_images(found):
+        if synset is not None:
+            builder.add(f"{synset}/{file}", synset, place)
+        elif split == "val" and (match := VAL_PICTURE.match(file)):
+            flat.append((int(match[1]), file, place))
+        else:
+            num_strays += 1
+    if num_strays:
+        log.warning("%s: %s in no synset's folder left out", found, format_count(num_strays, "picture"))
+    if flat:
+        _add_flat(builder, found, flat, val_labels or _find(shelves, *LABEL_FILES))
+    return builder or None
+
+
+def _list_images(path: Path) -> Iterator[tuple[str, str | None, Place]]:
+    """Yield the images of a folder or a tar, and those in tars of synsets in it: file name, synset and place.
+
+    The synset is None where no folder or tar is named for it.
+    """
+    for name, place in walk_files(path):
+        parent, _, file = name.rpartition("/")
+        if place.offset < 0 and parent and not _synset_of(parent):
+            continue  # a folder of something else, such as a backup
+        if file.lower().endswith(".tar"):
+            inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
+            for inner_name, offset, size in list_tar(*inner):
+                folder, _, image = inner_name.rpartition("/")
+                if is_picture(image):
+                    synset = _synset_of(file) or _synset_of(folder.rpartition("/")[2])
+                    yield image, synset, Place(inner[0], offset, size)
+        elif is_picture(file):
+            yield file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), place
+
+
+def _synset_of(name: str) -> str | None:
+    stem = name.lower().removesuffix(".tar")
+    return stem if SYNSET.fullmatch(stem) else None
+
+
+def _add_flat(
+    builder: ListingBuilder, where: Path, flat: Sequence[tuple[int, str, Place]], labels_path: Path | None
+) -> None:
+    """Add validation pictures as published, in no folders; a picture's number says its label."""
+    if labels_path is None:
+        missing = f"validation images are in no class folders, and none of {', '.join(LABEL_FILES)} was found"
+        raise DataError(f"{where}: {missing}", hint="put ILSVRC2012_devkit_t12.tar.gz beside it")
+    labels = read_val_labels(labels_path)
+    for number, file, place in flat:
+        if number not in labels:
+            hint = "these labels are of another set of images; ImageNet has 50,000 of both"
+            raise DataError(f"{labels_path}: has {len(labels):,} labels, and none for {file}", hint=hint)
+        builder.add(f"{labels[number]}/{file}", labels[number], place)
+    if len(builder) < len(labels):
+        log.warning("%s: %d of %d validation pictures are there", where, len(builder), len(labels))
+
+
+def read_val_labels(path: Path) -> dict[int, str]:
+    """Return the synset of each validation picture by the number in its name, from any of the published forms."""
+    if is_devkit(path):
+        labels, _ = read_devkit(path)
+        return labels
+    lines = list(read_lines(path))
+    if not lines:
+        raise DataError(f"{printable(str(path))}: empty, labels of ImageNet's validation pictures were expected")
+    if lines[0][1].lower().startswith("imageid,"):
+        labels = {}
+        for number, line in lines[1:]:
+            fields = next(csv.reader([line]), [])
+            picture = VAL_PICTURE.fullmatch(fields[0].strip()) if len(fields) == 2 else None
+            synset = SYNSET.match(fields[1].strip()) if len(fields) == 2 else None
+            if picture is None or synset is None:
+                raise damaged_line(path, number, "ILSVRC2012_val_<number>,<synset> <box> was expected")
+            labels[int(picture[1])] = synset[0]
+        return labels
+    moves = {int(match[1]): match[2] for _, text in lines if (match := _MOVE.search(text))}
+    if moves:
+        return moves
+    for number, text in lines:
+        if not SYNSET.fullmatch(text.strip()):
+            raise damaged_line(path, number, f"'{printable(text[:100])}' is no synset; {_ALLOWED}")
+    return {number: text.strip() for number, (_, text) in enumerate(lines, 1)}
+
+
+def is_devkit(path: Path) -> bool:
+    return path.is_dir() or path.name.lower().endswith(_PACKED_NAMES)
+
+
+def read_devkit(path: Path) -> tuple[dict[int, str], dict[str, str]]:
+    """Read the development kit's tar, or the folder it extracts to, or its folder data.
+
+    Returns the synset of each validation picture, by its number from 1, and the words of each synset.
+    """
+    names = (META_FILE, TRUTH_FILE)
+    if path.is_dir():
+        folder = path / "data" if (path / "data").is_dir() else path
+        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    else:
+        found = {name.rpartition("/")[2]: content for name, content in read_tar(path) if name.endswith(names)}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(
+            f"{printable(str(path))}: not an ILSVRC2012 devkit, {' and '.join(missing)} not found",
+            hint="give ILSVRC2012_devkit_t12.tar.gz",
+        )
+    where = f"{printable(str(path))}, {META_FILE}"
+    entries = read_mat(found[META_FILE], where).get("synsets")
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{where}: holds no struct array 'synsets'")
+    synsets: dict[int, str] = {}
+    texts: dict[str, str] = {}
+    for number, entry in enumerate(entries):
+        try:
+            synset_id, synset = int(entry["ILSVRC2012_ID"].item()), str(SYNSET.fullmatch(entry["WNID"])[0])  # type: ignore[index]
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as err:
+            raise DataError(f"{where}: entry {number} of synsets has no ILSVRC2012_ID and WNID") from err
+        if 0 < synset_id <= NUM_CLASSES:  # higher numbers are groups of classes
+            synsets[synset_id] = synset
+            words = entry.get("words")
+            texts[synset] = printable(words) if isinstance(words, str) else ""
+    labels = {}
+    for number, text in enumerate(found[TRUTH_FILE].decode("ascii", errors="replace").split(), 1):
+        label = synsets.get(int(text)) if text.isascii() and text.isdigit() and len(text) < 9 else None
+        if label is None:
+            raise DataError(
+                f"{printable(str(path))}, {TRUTH_FILE}, line {number}: '{printable(text[:20])}' is no class; "
+                f"1 to {NUM_CLASSES} are, and {len(synsets)} of them are in {META_FILE}"
+            )
+        labels[number] = label
+    return labels, texts
+
+
+def _find_boxes(
+    shelves: Sequence[dict[str, Path]], given: Path | None, classes: Sequence[str]
+) -> dict[str, tuple[Edges, ...]]:
+    """Read the boxes of all sources; a CSV that holds any is the whole of them."""
+    if given is not None:
+        return read_boxes(given, classes)
+    table = _find(shelves, BOX_CSV)
+    boxes = read_boxes(table, classes) if table else {}
+    for name in () if boxes else BOX_FILES:
+        found = _find(shelves, name)
+        if found is not None:
+            boxes |= read_boxes(found, classes)
+    return boxes
+
+
+def read_boxes(path: Path, synsets: Collection[str]) -> dict[str, tuple[Edges, ...]]:
+    """Return boxes by picture, from a folder of XML files, a tar of it (tars in it, too), or a CSV.
+
+    XML below the folder of another synset is skipped unread; below none (val/), all labels are taken.
+    """
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return {name.rpartition("/")[2]: boxes for name, boxes in read_box_file(path).items()}
+    known = frozenset(synsets)
+    found: dict[str, tuple[Edges, ...]] = {}
+    for where, name, content in _list_xml(path, known):
+        folder, _, file = name.rpartition("/")
+        if boxes := read_box_xml(content, _nearest_synset(folder), known, where=where):
+            found[file.removesuffix(".xml")] = tuple(boxes)
+    log.info("%s: boxes for %d pictures", path, len(found))
+    return found
+
+
+def _list_xml(path: Path, known: Collection[str]) -> Iterator[tuple[str, str, bytes]]:
+    """Yield what to call it, relative name and content of each XML file that is of use."""
+
+    def is_wanted(name: str) -> bool:
+        folder, _, file = name.rpartition("/")
+        synset = _nearest_synset(folder) if file.endswith(".xml") else _nearest_synset(file.split(".")[0])
+        return not file.startswith(".") and (synset is None or synset in known)
+
+    if path.is_dir():
+        for file in sorted(path.rglob("*.xml")):
+            name = file.relative_to(path.parent).as_posix()
+            if is_wanted(name) and file.is_file():
+                try:
+                    content = file.read_bytes()
+                except OSError as err:
+                    raise DataError(f"{file}: cannot be read: {err.strerror}") from err
+                yield str(file), name, content
+        return
+    for name, content in read_tar(path):
+        archive, entries = path, iter([(name, content)])
+        if name.lower().endswith(_PACKED_NAMES) and is_wanted(name):
+            archive = Path(f"{path}, {name}")
+            entries = read_tar(archive, io.BytesIO(content))
+        for inner_name, data in entries:
+            if inner_name.endswith(".xml") and is_wanted(inner_name):
+                yield printable(f"{archive}, {inner_name}"), inner_name, data
+
+
+def _nearest_synset(folder: str) -> str | None:
+    """Return the synset a folder is named for, or the nearest parent that is."""
+    return next((part for part in reversed(folder.split("/")) if SYNSET.fullmatch(part)), None)
+
+
+def read_box_xml(content: bytes, synset: str | None, known_synsets: Collection[str], *, where: str) -> list[Edges]:
+    """Return the boxes of one file as shares of the size it states, rounded to four decimals.
+
+    Edges are put in order and cut at the picture's, boxes without area skipped. So is a file labelled with another
+    known synset; any other label is taken for the synset's, as many dogs are labelled in words. Without a synset
+    labels are not looked at. XML that defines anything is refused: no document type, so no entities that grow or name
+    files.
+    """
+    if len(content) > MAX_XML_BYTES:
+        raise DataError(f"{where}: {len(content):,} bytes, boxes of a picture take at most {MAX_XML_BYTES:,}")
+    try:
+        text = content.decode("utf-8-sig")
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:
+            raise DataError(f"{where}: has a document type or entities, which are not read")
+        if "\0" in text:  # The parser would take it for UTF-16, in which the above looks different.
+            raise DataError(f"{where}: damaged XML: it has zero bytes")
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, UnicodeError, ValueError) as err:
+        raise DataError(f"{where}: damaged XML: {err}", hint="get the annotations again") from err
+    width, height = _number(root, "size/width", where), _number(root, "size/height", where)
+    if width <= 0 or height <= 0:
+        raise DataError(f"{where}: states a picture of {width:g} x {height:g} pixels")
+    # The first label counts for all boxes of the file, as in the original: its published totals come from that.
+    label = next((name.text for name in root.iter("name")), None)
+    if synset and label != synset and label in known_synsets:
+        return []
+    boxes: list[Edges] = []
+    for box in root.iter("bndbox"):
+        shares = [_number(box, tag, where) / width for tag in ("xmin", "xmax")]
+        shares += [_number(box, tag, where) / height for tag in ("ymin", "ymax")]
+        left, right, top, bottom = (min(max(share, 0.0), 1.0) for share in (*sorted(shares[:2]), *sorted(shares[2:])))
+        if left < right and top < bottom:
+            boxes.append((round(left, 4), round(top, 4), round(right, 4), round(bottom, 4)))
+    return boxes
+
+
+def _number(element: ElementTree.Element, tag: str, where: str) -> float:
+    text = element.findtext(tag)
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{where}: {tag} is {printable(repr(text))}, a number was expected")
+    return value

@@ -1,0 +1,556 @@
+"""The data set that needs no download: drawn pictures of shapes, as real JPEGs, for classification and detection.
+
+Every picture follows from (seed, split, number) alone, so nothing need be stored and any process can make any of them.
+The class is told by form and surface, never by colour, place or size.
+A canvas is float32, 3 x height x width (numpy works along long rows), 0 to 255; an object is drawn in its own patch.
+"""
+
+import colorsys
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import EllipsisType
+from typing import ClassVar, NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from trainstone.config.schema import Config
+from trainstone.data.image.decode import encode_jpeg
+from trainstone.data.manifest import Storage, read_manifest
+from trainstone.data.parallel import BusyError, Progress, lock_file
+from trainstone.data.prepare import prepare
+from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split, make_box
+from trainstone.data.shard_plan import Plan, make_plan
+from trainstone.errors import ConfigError, DataError
+from trainstone.files import cache_folder
+from trainstone.machine.ranks import ALONE
+
+KINDS = ("classify", "detect")
+MAX_OBJECTS, FEW_OBJECTS = 8, 4
+LEAST_VISIBLE = 0.4
+GENERATOR = 1  # raised when the same numbers give other pictures
+MARGIN = 8 / 7
+"""Stored pictures are larger than what is trained on, as in ImageNet's validation: 256 for 224."""
+SHIFT = 4  # cv2 draws with so many binary digits behind the point
+Points = npt.NDArray[np.float32]
+Plane = npt.NDArray[np.floating]
+Canvas = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.uint8]
+Colour = tuple[float, ...]
+Light = tuple[float, float]
+"""Where the light comes from, of length 1."""
+
+
+def _arc(radius: float, start: float = 0.0, stop: float = 2 * np.pi) -> Points:
+    angle = np.linspace(start, stop, 64, endpoint=stop - start < 2 * np.pi)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
+
+
+def _corners(number: int, inner: float = 1.0) -> Points:
+    """Return a regular polygon; with every second corner at `inner`, a star."""
+    angle = 2 * np.pi * np.arange(number) / number - np.pi / 2
+    radius = np.where(np.arange(number) % 2 == 0, 1.0, inner)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
+
+
+def _crescent() -> Points:
+    """Return a disc without another one of 0.85 its size, 0.5 aside: the arcs meet where both circles cross."""
+    aside, small = 0.5, 0.85
+    cut = (1 + aside**2 - small**2) / (2 * aside)
+    outer, inner = np.arccos(cut), np.arctan2(np.sqrt(1 - cut**2), cut - aside)
+    bow = _arc(small, inner, 2 * np.pi - inner) + np.array([aside, 0], np.float32)
+    return np.concatenate([_arc(1.0, outer, 2 * np.pi - outer), bow[::-1]])
+
+
+def _heart() -> Points:
+    t = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+    x = np.sin(t) ** 3
+    y = -(13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)) / 16 - 0.12
+    return np.stack([x, y], axis=1).astype(np.float32)
+
+
+_CROSS = [(-0.32, -0.95), (0.32, -0.95), (0.32, -0.32), (0.95, -0.32), (0.95, 0.32), (0.32, 0.32)]
+_ARROW = [(0.98, 0.0), (0.1, -0.8), (0.1, -0.3), (-0.95, -0.3), (-0.95, 0.3), (0.1, 0.3), (0.1, 0.8)]
+# Contours around 0, within the unit circle; a second one cuts a hole.
+SHAPES: dict[str, list[Points]] = {
+    "circle": [_arc(0.9)],
+    "square": [_corners(4) @ np.array([[0.7071, 0.7071], [-0.7071, 0.7071]], np.float32)],
+    "triangle": [_corners(3)],
+    "star": [_corners(10, inner=0.42)],
+    "ring": [_arc(0.95), _arc(0.52)],
+    "cross": [np.array([*_CROSS, *((-x, -y) for x, y in _CROSS)], np.float32)],
+    "crescent": [_crescent()],
+    "hexagon": [_corners(6)],
+    "heart": [_heart()],
+    "arrow": [np.array(_ARROW, np.float32)],
+}
+
+
+def draw_blob(rng: np.random.Generator) -> list[Points]:
+    """Return a lumpy outline, or a long stick: clutter that is none of the shapes."""
+    if rng.random() < 0.35:
+        thick = rng.uniform(0.08, 0.16)
+        return [np.array([(-1, -thick), (1, -thick), (1, thick), (-1, thick)], np.float32)]
+    angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    radius = np.full_like(angle, 0.62)
+    for wave, most in ((2, 0.16), (3, 0.07), (4, 0.13), (5, 0.05)):
+        radius += rng.uniform(most / 3, most) * np.sin(wave * angle + rng.uniform(0, 2 * np.pi))
+    return [np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)]
+
+
+def _step(wave: Plane, sharpness: float | Plane) -> Plane:
+    """Make a wave of -1 to 1 into 0 and 1 with edges as soft as a pixel."""
+    share: Plane = np.clip(0.5 + wave * sharpness, 0.0, 1.0)
+    return share
+
+
+def _sawtooth(x: Plane) -> Plane:
+    """Return 0 to 1 and back to 0 again, once in every unit."""
+    part = x - np.floor(x)
+    wave: Plane = 1 - np.abs(2 * part - 1)
+    return wave
+
+
+def _bricks(u: Plane, v: Plane, sharpness: float) -> Plane:
+    shifted = u * 0.55 + 0.5 * (np.floor(v) % 2)
+    return _step(0.36 - np.minimum(2 * _sawtooth(shifted), _sawtooth(v)), 1.5 * sharpness)
+
+
+def _speckle(u: Plane, v: Plane, sharpness: float) -> Plane:
+    lumps = np.sin(4.1 * u + 2.2 * np.sin(2.9 * v)) * np.sin(3.7 * v + 2.4 * np.sin(3.3 * u + 1.0))
+    return _step(lumps - 0.15, sharpness)
+
+
+def _dots(u: Plane, v: Plane, sharpness: float) -> Plane:
+    row = np.floor(v * 0.9)
+    x, y = u * 0.9 + 0.5 * (row % 2), v * 0.9 - row
+    return _step(0.32 - np.hypot(x - np.floor(x) - 0.5, y - 0.5), 2.2 * sharpness)
+
+
+# How much of the second colour shows at a place; u and v count periods from the object's middle. A larger sharpness
+# makes harder edges.
+SURFACES: dict[str, Callable[[Plane, Plane, float], Plane]] = {
+    "plain": lambda u, _v, _s: np.zeros_like(u),
+    "striped": lambda u, _v, s: _step(np.sin(2 * np.pi * u), s),
+    "dotted": _dots,
+    "checked": lambda u, v, s: _step(np.sin(np.pi * u) * np.sin(np.pi * v), 1.6 * s),
+    "ringed": lambda u, v, s: _step(np.sin(2 * np.pi * np.hypot(u, v)), s),
+    "latticed": lambda u, v, s: _step(np.maximum(np.cos(2 * np.pi * u), np.cos(2 * np.pi * v)) - 0.82, 1.6 * s),
+    "zigzag": lambda u, v, s: _step(np.sin(2 * np.pi * (v + 0.55 * _sawtooth(u * 0.8))), s),
+    "rayed": lambda u, v, s: _step(np.sin(10 * np.arctan2(v, u)), s * np.clip(np.hypot(u, v), 0.2, 2)),
+    "bricked": _bricks,
+    "speckled": _speckle,
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object to draw: contours in unit size, and how they come to stand in the picture."""
+
+    contours: list[Points]
+    surface: str
+    centre: tuple[float, float]
+    matrix: npt.NDArray[np.float32]
+    """2 x 2, from unit size to pixels."""
+    colours: tuple[Colour, Colour]
+    periods: float
+    """Of the surface's pattern, from the middle to the edge."""
+    turn: float
+    """Angle of the pattern against the outline."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The patch that a thing covers; `mask` is 0 to 255, as large as the patch."""
+
+    left: int
+    top: int
+    mask: Mask
+
+    @property
+    def place(self) -> tuple[EllipsisType, slice, slice]:
+        height, width = self.mask.shape
+        return ..., slice(self.top, self.top + height), slice(self.left, self.left + width)
+
+
+@cache
+def _ramp(length: int) -> Plane:
+    ramp = np.linspace(0, 1, length, dtype=np.float32)
+    ramp.setflags(write=False)
+    return ramp
+
+
+def pick_colour(
+    rng: np.random.Generator, saturation: tuple[float, float] = (0.25, 0.95), value: tuple[float, float] = (0.25, 1.0)
+) -> Colour:
+    hue, how_pure, how_bright = rng.random(3).tolist()
+    pure = saturation[0] + (saturation[1] - saturation[0]) * how_pure
+    bright = value[0] + (value[1] - value[0]) * how_bright
+    return tuple(255 * part for part in colorsys.hsv_to_rgb(hue, pure, bright))
+
+
+def pick_unlike(rng: np.random.Generator, other: Colour) -> Colour:
+    """Return a colour that can be told from another, as far as a few tries find one."""
+    best, found = -1.0, other
+    for _ in range(6):
+        colour = pick_colour(rng)
+        apart = math.dist(colour, other)
+        if apart > best:
+            best, found = apart, colour
+        if best > 110:
+            break
+    return found
+
+
+def _spread(colour: Colour) -> Canvas:
+    return np.array(colour, np.float32)[:, None, None]
+
+
+def paint_background(rng: np.random.Generator, height: int, width: int) -> Canvas:
+    """Return a far and a near ground that meet in a hilly or straight horizon, both uneven."""
+    down = _ramp(height)[:, None]
+    hills = rng.standard_normal((1, int(rng.integers(3, 8))), dtype=np.float32) * float(rng.choice([0.0, 0.03, 0.07]))
+    horizon = rng.uniform(0.25, 0.8) + rng.uniform(-0.2, 0.2) * (_ramp(width)[None] - 0.5)
+    horizon = horizon + cv2.resize(hills, (width, 1), interpolation=cv2.INTER_CUBIC)
+    # Noise of several octaves, about -1 to 1: coarse grids of random numbers, smoothly enlarged and added.
+    noise = np.zeros((height, width), np.float32)
+    for cells in (3, 6, 12, 24):
+        grid = rng.standard_normal((cells, cells), dtype=np.float32)
+        noise += cv2.resize(grid, (width, height), interpolation=cv2.INTER_CUBIC) * np.float32(3 / cells)
+    noise *= np.float32(0.6)
+    near = np.clip((down - horizon) * rng.uniform(10, 60) + 0.5 + 0.3 * noise, 0, 1)
+    far_top, far_bottom = (_spread(pick_colour(rng, (0.05, 0.6), (0.45, 1.0))) for _ in range(2))
+    near_top, near_bottom = (_spread(pick_colour(rng, (0.1, 0.7), (0.2, 0.8))) for _ in range(2))
+    far = far_top + (far_bottom - far_top) * down  # 3 x height x 1
+    canvas: Canvas = far + (near_top + (near_bottom - near_top) * down - far) * near
+    rough = (rng.uniform(4, 12) + rng.uniform(6, 22) * near) * noise
+    canvas += rough * (_spread(pick_colour(rng, (0.0, 0.5), (0.8, 1.0))) / 255)
+    return canvas
+
+
+def place_thing(thing: Thing, height: int, width: int) -> Drawn | None:
+    """Draw a thing's outline, with soft edges; None if none of it is in the picture."""
+    moved = [contour @ thing.matrix.T + np.array(thing.centre, np.float32) for contour in thing.contours]
+    low = np.floor(np.min([points.min(axis=0) for points in moved], axis=0)).astype(int) - 1
+    high = np.ceil(np.max([points.max(axis=0) for points in moved], axis=0)).astype(int) + 2
+    left, top = np.maximum(low, 0)
+    right, bottom = np.minimum(high, (width, height))
+    if right <= left or bottom <= top:
+        return None
+    mask = np.zeros((bottom - top, right - left), np.uint8)
+    corner = np.array([left, top], np.float32)
+    # A pixel's middle, not its corner, has whole coordinates for cv2.
+    paths = [np.rint((points - corner - 0.5) * 2**SHIFT).astype(np.int32) for points in moved]
+    cv2.fillPoly(mask, paths, 255, cv2.LINE_AA, SHIFT)
+    return Drawn(int(left), int(top), mask)
+
+
+def paint_thing(canvas: Canvas, thing: Thing, drawn: Drawn, light: Light) -> None:
+    """Lay a thing over the canvas: its shadow, then its surface, brighter towards the light and darker at the rim."""
+    cast_shadow(canvas, drawn, light)
+    height, width = drawn.mask.shape
+    x = np.arange(width, dtype=np.float32)[None] + (drawn.left + 0.5 - thing.centre[0])
+    y = np.arange(height, dtype=np.float32)[:, None] + (drawn.top + 0.5 - thing.centre[1])
+    (a, b), (c, d) = thing.matrix.tolist()
+    radius = math.sqrt(abs(a * d - b * c))
+    depth = cv2.distanceTransform((drawn.mask > 127).view(np.uint8), cv2.DIST_L2, 3)
+    rim = np.minimum(depth * (1 / max(1.0, 0.16 * radius)), 1)
+    reach = 0.24 / radius
+    shade = 0.78 + 0.22 * rim - (reach * light[0] * x + reach * light[1] * y)
+    first, second = map(_spread, thing.colours)
+    colour = first
+    if thing.surface != "plain":
+        (a, b), (c, d) = (rotate(thing.turn) @ np.linalg.inv(thing.matrix) * thing.periods).tolist()
+        share = SURFACES[thing.surface](a * x + b * y, c * x + d * y, min(3.0, radius / (6 * thing.periods)))
+        colour = first + (second - first) * share.astype(np.float32, copy=False)
+    painted = colour * shade
+    patch = canvas[drawn.place]
+    painted -= patch
+    painted *= drawn.mask * np.float32(1 / 255)
+    patch += painted
+
+
+def rotate(angle: float) -> npt.NDArray[np.float64]:
+    return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+
+
+def cast_shadow(canvas: Canvas, drawn: Drawn, light: Light) -> None:
+    """Darken the canvas away from the light, softly."""
+    height, width = drawn.mask.shape
+    reach = max(2, min(height, width) // 10)
+    soft = cv2.blur(
+        cv2.copyMakeBorder(drawn.mask, *(2 * reach,) * 4, cv2.BORDER_CONSTANT, value=0), (2 * reach + 1,) * 2
+    )
+    left = drawn.left - 2 * reach + round(light[0] * reach)
+    top = drawn.top - 2 * reach + round(light[1] * reach)
+    bottom, right = min(canvas.shape[1], top + soft.shape[0]), min(canvas.shape[2], left + soft.shape[1])
+    part = soft[max(0, -top) : max(0, bottom - top), max(0, -left) : max(0, right - left)]
+    canvas[:, max(0, top) : max(0, bottom), max(0, left) : max(0, right)] *= 1 - part * np.float32(0.5 / 255)
+
+
+def photograph(rng: np.random.Generator, canvas: Canvas) -> Mask:
+    """Light unevenly, tint, blur a little, add noise: what a camera does. Returns height x width x 3."""
+    _, height, width = canvas.shape
+    across = rng.uniform(-0.35, 0.35) * (_ramp(width)[None] - 0.5)
+    down = rng.uniform(-0.35, 0.35) * (_ramp(height)[:, None] - 0.5)
+    seen = canvas * (1 + across + down)
+    blur = rng.uniform(-0.5, 0.9) * min(height, width) / 160
+    # The sum of four bytes is near enough to a normal number of deviation 148, and much faster.
+    grain = rng.integers(0, 256, (4, height, width), np.uint8).sum(axis=0, dtype=np.uint16).astype(np.float32) - 510
+    grain *= rng.uniform(1.0, 5.0) / 148
+    bright = rng.uniform(0.8, 1.15)
+    planes = []
+    for plane in seen:
+        sharp = plane if blur < 0.2 else cv2.GaussianBlur(plane, (0, 0), min(blur, 1.6))
+        planes.append(np.clip(sharp * (bright * rng.uniform(0.94, 1.06)) + grain, 0, 255).astype(np.uint8))
+    merged: Mask = np.asarray(cv2.merge(planes), np.uint8)
+    return merged
+
+
+@dataclass(frozen=True)
+class GeneratedSource:
+    """One split of generated pictures; holds only numbers, so it goes to other processes for nothing."""
+
+    kind: str
+    split: str
+    count: int
+    width: int = 96
+    height: int = 96
+    num_classes: int = 10
+    seed: int = 0
+    clutter: bool = True
+    """Draw other things around and over the object; without, it is large and alone."""
+    is_drawn: ClassVar[bool] = True
+    """By Python, which has one lock: processes serve better than threads."""
+
+    def __post_init__(self) -> None:
+        most = len(SHAPES) * (len(SURFACES) if self.kind == "classify" else 1)
+        if self.kind not in KINDS:
+            raise ConfigError(f"generated data of kind {self.kind!r}; {' and '.join(KINDS)} are allowed")
+        for name, value, low, high in (
+            ("num_classes", self.num_classes, 1 if self.kind == "detect" else 2, most),
+            ("count", self.count, 0, 10**9),
+            ("width", self.width, 16, 4096),
+            ("height", self.height, 16, 4096),
+            ("seed", self.seed, 0, 2**63),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"generated data with {name} {value}; {low} to {high} are allowed for {self.kind}")
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def classes(self) -> list[ClassName]:
+        """Class names in the order of labels, which is that of their folders' names."""
+        return [ClassName(name, text) for name, text, _, _ in list_classes(self.kind, self.num_classes)]
+
+    def fingerprint(self) -> str:
+        return f"{self!r} of generator {GENERATOR}"
+
+    def read(self, index: int) -> Sample:
+        name = self.name(index)
+        entropy = (self.seed, zlib.crc32(f"{self.kind} {self.split}".encode()), index)
+        rng = np.random.default_rng(np.random.SeedSequence(entropy))
+        quality = int(rng.integers(75, 96))
+        canvas = paint_background(rng, self.height, self.width)
+        angle = rng.uniform(0, 2 * math.pi)
+        light = (math.cos(angle), math.sin(angle))
+        if self.clutter:
+            draw_clutter(rng, canvas, light, *((1, 5) if self.kind == "detect" else (2, 6)))
+        classes, label = list_classes(self.kind, self.num_classes), self.label(index)
+        if label is None:
+            boxes = draw_many(rng, canvas, light, classes, clutter=self.clutter)
+            return Sample(name, encode_jpeg(photograph(rng, canvas), quality), boxes=boxes, id=index + 1)
+        draw_one(rng, canvas, light, *classes[label][2:], clutter=self.clutter)
+        return Sample(name, encode_jpeg(photograph(rng, canvas), quality), label=label)
+
+    def name(self, index: int) -> str:
+        """Return circle-dotted/0000123.jpg, or 000000000124.jpg as COCO's are, from 1."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"picture {index} of {self.count}")
+        if self.kind == "detect":
+            return f"{index + 1:012d}.jpg"
+        return f"{list_classes(self.kind, self.num_classes)[index % self.num_classes][0]}/{index:07d}.jpg"
+
+    def where(self, index: int) -> str:
+        return f"generated picture {index} of {self.split}, seed {self.seed}"
+
+    def label(self, index: int) -> int | None:
+        """Return the class without drawing: all in turn, so that any stretch holds equally many of each."""
+        return None if self.kind == "detect" else index % self.num_classes
+
+
+def generate(template: GeneratedSource, counts: Mapping[str, int]) -> DataSet:
+    """Return a data set whose splits are like the template, with so many images each: {"train": 5000, "val": 500}."""
+    splits = [Split(name, replace(template, split=name, count=count)) for name, count in counts.items()]
+    return DataSet(template.kind, f"generated, seed {template.seed}", template.classes, splits, name="shapes")
+
+
+@cache
+def list_classes(kind: str, number: int) -> tuple[tuple[str, str, str, str], ...]:
+    """Return (name, text, shape, surface) of each class, sorted by name: so folders give the same labels."""
+    if kind == "detect":
+        return tuple((shape, shape, shape, "") for shape in sorted(list(SHAPES)[:number]))
+    # As many shapes and surfaces as make so many pairs: with the fewest left over, then as alike as can be.
+    counts = [(math.ceil(number / surfaces), surfaces) for surfaces in range(1, len(SURFACES) + 1)]
+    num_shapes, num_surfaces = min(
+        ((a, b) for a, b in counts if a <= len(SHAPES)),
+        key=lambda pair: (math.prod(pair), abs(pair[0] - pair[1]), -pair[0]),
+    )
+    pairs = [(shape, surface) for surface in list(SURFACES)[:num_surfaces] for shape in list(SHAPES)[:num_shapes]]
+    return tuple(sorted((f"{a}-{b}", f"{b} {a}", a, b) for a, b in pairs[:number]))
+
+
+def draw_one(
+    rng: np.random.Generator, canvas: Canvas, light: Light, shape: str, surface: str, *, clutter: bool
+) -> None:
+    """Draw the object anywhere, and clutter that hides a part of it; or the object alone, and large."""
+    _, height, width = canvas.shape
+    radius = 0.5 * rng.uniform(*((0.3, 0.8) if clutter else (0.6, 0.95))) * min(height, width)
+    centre = tuple(rng.uniform(min(radius, size / 2), max(size - radius, size / 2)) for size in (width, height))
+    paint_if_seen(canvas, make_thing(rng, canvas, SHAPES[shape], surface, (centre[0], centre[1]), radius), light)
+    if clutter and rng.random() < 0.5:
+        angle = rng.uniform(0, 2 * math.pi)
+        aside = (centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle))
+        blob = make_thing(rng, canvas, draw_blob(rng), "plain", aside, radius * rng.uniform(0.35, 0.6))
+        paint_if_seen(canvas, blob, light)
+
+
+def draw_clutter(rng: np.random.Generator, canvas: Canvas, light: Light, least: int, most: int) -> None:
+    _, height, width = canvas.shape
+    for _ in range(int(rng.integers(least, most))):
+        radius = rng.uniform(0.06, 0.28) * min(height, width)
+        centre = (rng.uniform(0, width), rng.uniform(0, height))
+        paint_if_seen(canvas, make_thing(rng, canvas, draw_blob(rng), "plain", centre, radius), light)
+
+
+def paint_if_seen(canvas: Canvas, thing: Thing, light: Light) -> None:
+    drawn = place_thing(thing, *canvas.shape[1:])
+    if drawn is not None:
+        paint_thing(canvas, thing, drawn, light)
+
+
+def make_thing(
+    rng: np.random.Generator,
+    canvas: Canvas,
+    contours: list[Points],
+    surface: str,
+    centre: tuple[float, float],
+    radius: float,
+) -> Thing:
+    """Turn, squeeze and colour a shape so that it can be told from what is behind it."""
+    turn, skew = rng.uniform(0, 2 * math.pi), rng.uniform(0, math.pi)
+    squeeze = rotate(skew) @ np.diag([1.0, rng.uniform(0.72, 1.0)]) @ rotate(-skew)
+    row = min(max(int(centre[1]), 0), canvas.shape[1] - 1)
+    column = min(max(int(centre[0]), 0), canvas.shape[2] - 1)
+    first = pick_unlike(rng, tuple(canvas[:, row, column].tolist()))
+    return Thing(
+        contours=contours,
+        surface=surface,
+        centre=centre,
+        matrix=(radius * squeeze @ rotate(turn)).astype(np.float32),
+        colours=(first, pick_unlike(rng, first)),
+        periods=min(rng.uniform(1.8, 3.2), max(1.2, radius / 5)),
+        turn=rng.uniform(0, math.pi),
+    )
+
+
+def draw_many(
+    rng: np.random.Generator,
+    canvas: Canvas,
+    light: Light,
+    classes: tuple[tuple[str, str, str, str], ...],
+    *,
+    clutter: bool,
+) -> tuple[Box, ...]:
+    """Draw one to eight objects, small to large, over clutter; return the boxes of what is seen of each.
+
+    Without clutter one to four, none of them small.
+    """
+    _, height, width = canvas.shape
+    most, (least, largest) = (MAX_OBJECTS, (0.045, 0.36)) if clutter else (FEW_OBJECTS, (0.12, 0.36))
+    owner = np.zeros((height, width), np.uint8)  # which object a pixel shows, from 1
+    labels: list[int] = []
+    areas: list[int] = []
+    for _ in range(int(rng.integers(1, most + 1))):
+        label = int(rng.integers(len(classes)))
+        radius = max(5.0, min(height, width) * least * (largest / least) ** rng.random())
+        centre = tuple(
+            rng.uniform(0.6 * min(radius, size / 2), size - 0.6 * min(radius, size / 2)) for size in (width, height)
+        )
+        surface = str(rng.choice(list(SURFACES)))
+        thing = make_thing(rng, canvas, SHAPES[classes[label][2]], surface, (centre[0], centre[1]), radius)
+        drawn = place_thing(thing, height, width)
+        if drawn is None or not may_cover(owner, drawn, areas):
+            continue
+        paint_thing(canvas, thing, drawn, light)
+        owner[drawn.place][drawn.mask > 127] = len(labels) + 1
+        labels.append(label)
+        areas.append(int(np.count_nonzero(drawn.mask > 127)))
+    return tuple(box_of(owner, number + 1, label) for number, label in enumerate(labels))
+
+
+def may_cover(owner: Mask, drawn: Drawn, areas: list[int]) -> bool:
+    """Say whether enough of the objects drawn before stays to be seen under a new one, which must be seen itself."""
+    covers = drawn.mask > 127
+    if not covers.any():
+        return False
+    hidden = np.bincount(owner[drawn.place][covers], minlength=len(areas) + 1)
+    shown = {number: np.count_nonzero(owner == number) for number in np.flatnonzero(hidden).tolist() if number}
+    return all(shown[number] - hidden[number] >= LEAST_VISIBLE * areas[number - 1] for number in shown)
+
+
+def box_of(owner: Mask, number: int, label: int) -> Box:
+    mine = owner == number
+    rows, columns = np.flatnonzero(mine.any(axis=1)), np.flatnonzero(mine.any(axis=0))
+    height, width = owner.shape
+    return make_box(label, (columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height))
+
+
+class Stored(NamedTuple):
+    plan: Plan
+    target: Path
+
+
+def plan_stored(
+    train: GeneratedSource, val: int, storage: Storage = "folder", shards: dict[str, int] | None = None
+) -> Stored:
+    """Plan a generated set in the cache folder: a training split, and so many images like it for validation."""
+    made = generate(train, {"train": train.count, "val": val} if val else {"train": train.count})
+    size = f"{train.width}x{train.height}-{train.count}-{val}-seed-{train.seed}{'' if train.clutter else '-alone'}"
+    plan = make_plan(made, storage, shuffle=False, shards=shards or {})
+    return Stored(plan, cache_folder() / "data" / f"{train.kind}-{train.num_classes}-classes-{size}-{storage}")
+
+
+def find_stored(config: Config) -> Stored:
+    data, num_classes = config.data, config.model.num_classes
+    if num_classes == "auto":
+        raise ConfigError("data.source = generated needs a number of classes", hint="--set model.num_classes=10")
+    size = round(data.image_size * MARGIN)
+    train = GeneratedSource(
+        config.workload, "train", data.generated_train, size, size, num_classes, clutter=data.generated_clutter
+    )
+    return plan_stored(train, data.generated_val, "recordio")
+
+
+def provide_stored(config: Config, workers: int) -> Iterator[Progress]:
+    """Make a recipe's generated set where it is not there yet; while another process makes it, wait for that."""
+    stored = find_stored(config)
+    lock = stored.target.with_name(f"{stored.target.name}.lock")
+    while read_manifest(stored.target) is None:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with lock_file(lock, stored.target):
+                yield from prepare(stored.plan, stored.target, ALONE, workers)
+        except BusyError:
+            yield Progress("waiting for another process", 0, None, "pictures")
+            time.sleep(0.2)
+        except OSError as err:
+            raise DataError(f"cannot write {err.filename or lock}: {err.strerror}") from err

@@ -1,0 +1,441 @@
+"""The roll call: every rank posts one document about itself; rank 0 names the ranks that are missing or not alike.
+
+Each rank checks itself and its host: versions and configuration against rank 0, data, run folder. Then all open the
+process group, time one all-reduce, and close the group at the end.
+"""
+
+import itertools
+import os
+import platform
+import resource
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from trainstone import __version__, errors
+from trainstone.config.load import flatten
+from trainstone.config.schema import Config
+from trainstone.engine.distributed.collectives import World, broadcast_dict, gather
+from trainstone.engine.distributed.store import (
+    Deadline,
+    Document,
+    RankStore,
+    call_within,
+    first_line,
+    format_address,
+    open_store,
+)
+from trainstone.engine.fit import choose_rank_device
+from trainstone.errors import LaunchError, TrainstoneError
+from trainstone.machine import interfaces
+from trainstone.machine.interfaces import Interface, find_route, list_interfaces
+from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.ranks import Rank, list_step_hosts, read_meeting, read_rank
+from trainstone.measure.devices import list_devices
+from trainstone.results.run_folder import RunFolder
+from trainstone.results.schema import run as schema
+from trainstone.results.schema.run import AllReduce, Host, Preflight
+from trainstone.units import format_count
+
+# For what follows once all ranks have connected. With 45 s for that, every error is shown within a minute; a larger
+# world, which gets more time to connect, gets more for the rest too.
+REST_SECONDS, REST_SHARE = 12.0, 0.25
+EQUAL_VERSIONS = ("trainstone", "torch", "nccl")
+# Keys that may differ between hosts.
+HOST_KEYS = ("device", "data.root", "parallel.interface")
+SHOWN_KEYS = 3
+# A network file system may show a new file late.
+VISIBLE_SECONDS = 3.0
+FOLDER_HINT = "all hosts must share the run folder: choose an --out DIR that they share"
+# The groups stop waiting before this rank does, and this rank before rank 0 counts the answers.
+EARLY_SECONDS, LATE_SECONDS = 3.0, 1.5
+SIZES = (2**10, 2**20, 2**24)
+REPEATS = 3
+# The largest message is skipped where it would take longer than this, by the time of the one before.
+SLOW_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Roll:
+    store: RankStore
+    device: torch.device
+    backend: str
+    interface: str
+    """Name of the network interface to use."""
+    hosts: list[Document]
+    """host, ranks, interface, address, devices, versions; in the order of their first ranks."""
+    deadline: Deadline
+    """When the pre-flight must be over."""
+
+
+def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: TrainstoneError | None = None) -> Roll:
+    """Wait until every rank has posted its document. Rank 0 raises what is wrong with any; the others exit silently.
+
+    `folder`: the run folder, on rank 0. `trouble`: the error that keeps this rank from taking part.
+    """
+    address, seconds = read_meeting(), config.parallel.meeting_seconds
+    deadline = Deadline.after(seconds)
+    store = open_store(rank, address, deadline.left)
+    if rank.number:  # rank 0 may have started a moment ago, and waits as long
+        deadline = Deadline.after(seconds)
+    mine = {
+        "rank": rank.number,
+        "host": name_host(),
+        "network": interfaces.name_network(),
+        "devices": sum(not name.startswith("cpu") for name in list_devices()),
+        "versions": read_versions(),
+        "interfaces": [one for one in list_interfaces() if not one.loopback],
+    }
+    store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
+    # A file that another folder of the same name does not have; it is not a file of the run.
+    token = folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial" if folder else None
+    first = mine | {"config": list_shared_keys(config), "token": str(token) if token else None}
+    if rank.number == 0:
+        store.post("rank0", first, deadline.left)
+    else:
+        first = store.read_of_rank_0("rank0", deadline.left)
+    device, backend, requested = torch.device("cpu"), "gloo", None
+    end = Deadline(deadline.end + max(REST_SECONDS, REST_SHARE * seconds))
+    try:
+        try:
+            if trouble is None:
+                device, backend, requested = check_rank(config, rank, mine, first)
+        except TrainstoneError as err:
+            trouble = err
+        mine |= {"requested": requested is not None, "interface": requested or find_route(address.host)}
+        mine |= {"error": describe_error(trouble)}
+        compare = partial(compare_ranks, store, seconds, end)
+        answer = store.hold_round("identity", mine, compare, deadline.left, end.left)
+    finally:
+        with suppress(OSError):
+            if token:
+                token.unlink()
+    own = next(host["interface"] for host in answer["hosts"] if rank.number in host["ranks"])
+    interface = requested.name if requested else own
+    return Roll(store, device, backend, interface, answer["hosts"], Deadline.after(answer["seconds"]))
+
+
+def check_rank(
+    config: Config, rank: Rank, mine: Document, first: Document
+) -> tuple[torch.device, str, Interface | None]:
+    """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
+    seconds, token = config.parallel.meeting_seconds, Path(first["token"]) if first["token"] else None
+    if token and rank.number == 0:
+        check_folder(token, 0, seconds / 2)
+    device, backend = choose_rank_device(config.device, rank), config.parallel.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    if backend == "nccl" and device.type != "cuda":
+        raise errors.ConfigError(
+            f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
+        )
+    if not dist.is_backend_available(backend):
+        raise errors.MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
+    requested = interfaces.find_requested(config.parallel.interface)
+    if config.data.source == "files" and config.data.root is not None:  # generated data are written when missing
+        root = Path(config.data.root)
+        try:
+            call_within(seconds / 2, lambda: next(root.iterdir(), None) if root.is_dir() else root.open("rb").close())
+        except OSError as err:
+            reason = err.strerror or f"the file system does not answer within {seconds / 2:g} s"
+            hint = "every host needs the data at the same path: --data DIR"
+            raise errors.DataError(f"cannot read the data set {root}: {reason}", hint=hint) from err
+    if rank.number:
+        compare_with_rank_0(mine, list_shared_keys(config), first)
+        if token:
+            check_folder(token, rank.number, max(2 * VISIBLE_SECONDS, seconds / 4))
+    return device, backend, requested
+
+
+def compare_ranks(store: RankStore, seconds: float, end: Deadline, documents: dict[int, Document]) -> Document:
+    """On rank 0: refuse if a rank has an error or is missing; return the hosts and the time left for the rest."""
+    hosts, world = {number: one["host"] for number, one in documents.items()}, store.rank.world
+    place = format_address(store.address)
+    raise_first_error(documents, hosts)
+    if len(hosts) < world:
+        arrived = store.read([f"arrived/{number}" for number in range(world)], 0.0)
+        hosts |= {int(key.partition("/")[2]): one["host"] for key, one in arrived.items()}
+        if missing := [number for number in range(world) if number not in hosts]:
+            silent = [host for host in list_step_hosts() if host not in hosts.values()]
+            where = f"; no rank connected from {shorten(silent)}" if silent else ""
+            raise LaunchError(
+                f"{'rank' if len(missing) == 1 else 'ranks'} {join_ranks(missing)} did not connect to {place} within "
+                f"{seconds:g} s; connected: {group_by_host(hosts, hosts)}{where}",
+                hint="read their own output, and check that their hosts can reach this address; "
+                "parallel.meeting_seconds is the time limit",
+            )
+        require_answers(documents, hosts, place)
+    return {"hosts": list_hosts(documents), "seconds": end.left}
+
+
+def describe_error(error: TrainstoneError | None) -> Document | None:
+    return error and {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+
+
+def raise_first_error(documents: dict[int, Document], hosts: dict[int, str]) -> None:
+    failed = [number for number, one in sorted(documents.items()) if one["error"]]
+    if failed:
+        first, *others = failed
+        error = documents[first]["error"]
+        also = f" (and {format_count(len(others), 'more rank')}: {group_by_host(others, hosts)})" if others else ""
+        message = f"rank {first} on {hosts[first]}: {error['message']}{also}"
+        raise errors.error_of_child(error["exit_code"], message, error["hint"])
+
+
+def require_answers(documents: dict[int, Document], hosts: dict[int, str], place: str) -> None:
+    """Refuse if a rank that connected has posted nothing."""
+    silent = [number for number in hosts if number not in documents]
+    if silent:
+        raise LaunchError(
+            f"no answer from {group_by_host(silent, hosts)} after connecting to {place}",
+            hint="their own output may say why; a file system or a device that does not answer can be the cause",
+        )
+
+
+def list_hosts(documents: dict[int, Document]) -> list[Document]:
+    """Return each host with its ranks, and devices, versions and network interface of its first rank.
+
+    The interface of a rank is the requested one, loopback on a single host, else the way to another host.
+    """
+    far = next((one for one in documents.values() if one["network"] != documents[0]["network"]), None)
+    loopback = next((one for one in list_interfaces() if one.loopback), None)
+    hosts: dict[str, Document] = {}
+    for number, one in sorted(documents.items()):
+        found = Interface(*one["interface"]) if one["interface"] else None
+        if far is None and loopback and not one["requested"]:
+            found = loopback
+        elif far and far["interface"] and not one["requested"] and (found is None or found.loopback):
+            found = find_route(far["interface"][1])  # on rank 0's own host, where MASTER_ADDR may be a loopback address
+        if found is None or (far and found.loopback):
+            what = f"network interface {found.name} is loopback, which reaches no other host" if found else None
+            present = ", ".join(f"{name} ({address})" for name, address in one["interfaces"]) or "none"
+            raise LaunchError(
+                f"rank {one['rank']} on {one['host']}: {what or 'no way to others'}; there are: {present}",
+                hint="parallel.interface = NAME, or leave it out: the one that leads to rank 0's host is used",
+            )
+        kept = {"host": one["host"], "ranks": [], "interface": found.name, "address": found.address}
+        host = hosts.setdefault(one["host"], kept | {"devices": one["devices"], "versions": one["versions"]})
+        host["ranks"].append(number)
+    return list(hosts.values())
+
+
+def join_ranks(numbers: list[int]) -> str:
+    """Return 3, 5-9, 12."""
+    parts = []
+    for _, neighbours in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [str(number) for _, number in neighbours]
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else run
+    return ", ".join(parts)
+
+
+def group_by_host(numbers: Iterable[int], hosts: dict[int, str]) -> str:
+    """Return n1 (0, 1), n2 (2)."""
+    grouped: dict[str, list[int]] = {}
+    for number in sorted(numbers):
+        grouped.setdefault(hosts[number], []).append(number)
+    return shorten([f"{host} ({join_ranks(ranks)})" for host, ranks in grouped.items()])
+
+
+def shorten(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def read_versions() -> dict[str, str]:
+    found = {"trainstone": __version__, "torch": str(torch.__version__)}
+    found |= {"python": platform.python_version(), "numpy": np.__version__}
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def list_shared_keys(config: Config) -> Document:
+    return {key: value for key, value in flatten(config.model_dump(mode="json")) if key not in HOST_KEYS}
+
+
+def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None:
+    for name in EQUAL_VERSIONS:
+        here, there = (one["versions"].get(name, "none") for one in (mine, first))
+        if here != there:
+            raise errors.MachineError(
+                f"its version of {name} is {here}; rank 0 on {first['host']} has {there}",
+                hint=f"install the same version of {name} on all hosts",
+            )
+    differing = [key for key in sorted(keys | first["config"]) if keys.get(key) != first["config"].get(key)]
+    if differing:
+        shown = shorten([f"{key} = {keys.get(key)} ({first['config'].get(key)})" for key in differing], SHOWN_KEYS)
+        raise errors.ConfigError(
+            f"its configuration differs from that of rank 0 on {first['host']}: {shown}",
+            hint="start all ranks with the same command",
+        )
+
+
+def check_folder(token: Path, number: int, seconds: float) -> None:
+    """Write the token as rank 0; on others refuse where it is not visible or the run folder cannot be written."""
+    folder = token.parent
+
+    def find_and_write() -> bool:
+        if number == 0:
+            token.touch()
+            return True
+        deadline = Deadline.after(VISIBLE_SECONDS)
+        while not token.exists():
+            if not deadline.left:
+                return False
+            with suppress(OSError):
+                list(folder.iterdir())  # makes NFS look again
+            time.sleep(0.05)
+        mine = token.with_suffix(f".{number}.partial")
+        mine.touch()
+        mine.unlink()
+        return True
+
+    try:
+        visible = call_within(seconds, find_and_write)
+    except OSError as err:
+        reason = err.strerror or "the file system does not answer"
+        message = f"the run folder {folder} is unwritable on {name_host()}: {reason}"
+        raise errors.ResultError(message, hint=FOLDER_HINT) from err
+    if not visible:
+        what = "sees another folder of that name instead of" if folder.is_dir() else "does not see"
+        raise errors.ResultError(f"{name_host()} {what} the run folder {folder}", hint=FOLDER_HINT)
+
+
+def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
+    """Open the process group and time an all-reduce; return the gloo group for small messages, and the times.
+
+    Rank 0 raises what went wrong on any rank. `seconds`: how long ranks wait for each other from then on.
+    """
+    if roll.device.type == "cuda":
+        torch.cuda.set_device(roll.device)  # for this thread; open_group does it for its own
+    control, timed, error, waited = None, None, None, False
+    try:
+        # Not interruptible: all ranks are here, and can agree to stop as soon as they have a group.
+        limit = max(1.0, roll.deadline.left - LATE_SECONDS)
+        control, timed = call_within(limit, lambda: open_group(roll), interruptible=False)
+    except (RuntimeError, TimeoutError) as err:
+        waited = isinstance(err, TimeoutError)
+        what = "it did not come to an end in time" if waited else first_line(err)
+        used = shorten([f"{host['host']} at {host['address']} ({host['interface']})" for host in roll.hosts])
+        error = LaunchError(
+            f"ranks cannot exchange messages by {roll.backend}: {what}; hosts: {used}",
+            hint="is there a firewall between them, or is it the wrong network? parallel.interface names another; "
+            "parallel.meeting_seconds gives more time; NCCL_DEBUG=INFO says more",
+        )
+
+    def compare(documents: dict[int, Document]) -> Document:
+        hosts = {number: host["host"] for host in roll.hosts for number in host["ranks"]}
+        require_answers(documents, hosts, format_address(roll.store.address))
+        raise_first_error({number: one for number, one in documents.items() if not one["waited"]}, hosts)
+        raise_first_error(documents, hosts)
+        return {}
+
+    roll.store.hold_round(
+        "group", {"error": describe_error(error), "waited": waited}, compare, roll.deadline.left, roll.deadline.left
+    )
+    assert timed is not None  # else rank 0 has refused
+    for group in (None, control):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
+    roll.store.store.set_timeout(timedelta(seconds=seconds))
+    return control, timed
+
+
+def open_group(roll: Roll) -> tuple[Any, AllReduce]:
+    """Open it, and time an all-reduce over all ranks: of each size the median of a few, on the slowest rank."""
+    timeout = timedelta(seconds=max(1.0, roll.deadline.left - EARLY_SECONDS))
+    store, rank = roll.store.store, roll.store.rank
+    store.set_timeout(timeout)
+    if roll.device.type == "cuda":
+        torch.cuda.set_device(roll.device)
+    dist.init_process_group(
+        roll.backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank.number,
+        world_size=rank.world,
+        timeout=timeout,
+        # No device_id: groups of some ranks would then be split off the whole, which waits for all of them.
+    )
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    # gloo takes tensors of a CUDA device too, but copies them through the memory of the host.
+    device = roll.device if roll.backend == "nccl" else torch.device("cpu")
+    time_once(torch.zeros(1, device=device))  # connects, which is not what a message takes
+    seconds: list[float] = []
+    for size in SIZES:
+        message = torch.zeros(size // 4, device=device)
+        slowest = torch.tensor([median(time_once(message) for _ in range(REPEATS))], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # so that all ranks know the same time, and go on or stop
+        seconds.append(float(slowest))
+        if seconds[-1] * SIZES[-1] / size > SLOW_SECONDS and size >= SIZES[-2]:
+            break
+    sizes = list(SIZES[: len(seconds)])
+    return control, AllReduce(bytes=sizes, seconds=seconds, bytes_per_second=sizes[-1] / seconds[-1])
+
+
+def time_once(message: torch.Tensor) -> float:
+    began = time.perf_counter()
+    dist.all_reduce(message)
+    message[0].item()  # waits until a device has done it
+    return time.perf_counter() - began
+
+
+@contextmanager
+def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
+    """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
+    rank, began = read_rank(), time.perf_counter()
+    if rank.world == 1:
+        yield World(rank, choose_rank_device(config.device, rank))
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # each rank has a connection, and so an open file, to every other
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    roll = call_roll(config, rank, run.path if run else None)
+    # The user's environment takes precedence unless the recipe names an interface.
+    for variable in (interfaces.GLOO, interfaces.NCCL):
+        if config.parallel.interface is not None or variable not in os.environ:
+            os.environ[variable] = roll.interface
+    unhurt = False
+    try:
+        control, timed = start_group(roll, config.parallel.timeout_seconds)
+        preflight = None
+        if rank.number == 0:
+            preflight = Preflight(
+                meeting=format_address(roll.store.address),
+                backend=roll.backend,
+                seconds=time.perf_counter() - began,
+                hosts=[Host.model_validate(host) for host in roll.hosts],
+                all_reduce=timed,
+            )
+        if run:
+            run.update(preflight=preflight)
+        timeout = timedelta(seconds=config.parallel.timeout_seconds)
+        leads = rank.number in [host["ranks"][0] for host in roll.hosts]
+        yield World(rank, roll.device, control, timeout, leads, preflight)
+        unhurt = True
+    finally:
+        # After an error NCCL might wait without end for kernels whose peers are gone; the process ends soon anyway.
+        if dist.is_initialized() and (unhurt or roll.backend == "gloo"):
+            dist.destroy_process_group()
+
+
+def share_run(run: RunFolder | None, world: World) -> RunFolder:
+    """Let all ranks know where the run is written; only rank 0 writes its result."""
+    hosts = gather(world, {"host": name_host()})
+    mine: dict[str, Any] | None = None
+    if run:
+        nodes = len({one["host"] for one in hosts or ()})
+        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
+        mine = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
+    shared = broadcast_dict(world, mine)
+    return run or RunFolder(Path(shared["path"]), schema.Result.model_validate(shared["result"]), writes=False)

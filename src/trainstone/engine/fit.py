@@ -1,0 +1,305 @@
+"""Fits a recipe to this machine: device, threads, precision, batch. What had to be adapted becomes a finding,
+or an error with --strict. After it no "auto" is left in the configuration.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainstone.config.schema import Config, change_section
+from trainstone.engine.distributed.collectives import place_device
+from trainstone.engine.loop import train_steps
+from trainstone.engine.lr_schedule import tell_rate
+from trainstone.engine.optim import is_torchs
+from trainstone.engine.precision_trial import Trial, fastest, try_precisions
+from trainstone.engine.task import apply_process_settings, build_task
+from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
+from trainstone.machine.allocator import keeps_memory
+from trainstone.machine.cpus import available_cores
+from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
+from trainstone.measure import devices
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
+from trainstone.results.findings import finding
+from trainstone.results.schema.run import Finding
+from trainstone.units import format_bytes, format_count
+from trainstone.workloads.registry import WORKLOADS
+
+REFUSED = ("engine-adapted", "batch-fitted", "rate-derived")
+"""What --strict refuses. An automatic batch is nobody's wish."""
+# Steps wanted within the time budget: 50 steady ones for an interval, and some warm-up.
+WANTED_STEPS = 65
+MAX_CPU_BATCH = 64
+CPU_LEARNING_BATCH = 32
+FIRST_ACCELERATOR_BATCH = 256
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    config: Config
+    device: torch.device
+    work: Work
+    """Of one step at the fitted batch."""
+    findings: tuple[Finding, ...]
+
+
+def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measured: bool = True) -> Fitted:
+    """Resolve every auto and adapt what this machine cannot do.
+
+    `measured`: an automatic batch is small enough for many steps in the time budget; else it is one to learn with.
+    """
+    asked, notes = config, [finding("recipe-note", note) for note in config.notes]
+    config, device, findings = fit_engine(config, strict=strict, world=world, measured=measured)
+    config, fitted = fit_batch(config, device, measured=measured)
+    if asked.train.batch_size != "auto":
+        parts, geometry = asked.train.accumulate, asked.nodes * asked.devices_per_node
+        # Without a system a recipe is for any number of ranks.
+        meant = (geometry if asked.system or geometry > 1 else world.world) * parts
+        told = tell_rate(
+            asked.optimizer,
+            meant=(meant * asked.train.batch_size, meant),
+            now=(world.world * parts * config.train.batch_size, world.world * parts),
+            where=name_place(asked),
+        )
+        fitted += [finding("rate-derived", told)] if told and not measured else []
+        refuse(fitted, strict=strict)
+    work = count_step_work(config, config.train.batch_size)
+    # What was settled is settled: the configuration repeats this run as it was.
+    config = change_section(config, "train", adapt=())
+    return Fitted(config, device, work, (*notes, *findings, *fitted))
+
+
+def name_place(config: Config) -> str:
+    return f"system {config.system}" if config.system else f"recipe {config.name}"
+
+
+def refuse(findings: list[Finding], *, strict: bool) -> None:
+    """--strict: what would be adapted is refused."""
+    adapted = [found for found in findings if found.code in REFUSED]
+    if strict and adapted:
+        raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
+
+
+def fit_engine(
+    config: Config, *, strict: bool = False, world: Rank = ALONE, measured: bool = True
+) -> tuple[Config, torch.device, list[Finding]]:
+    """Resolve device, threads and precision, and adapt what this machine cannot do; batches are left as they are."""
+    device = choose_rank_device(config.device, world)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
+    cores = max(1, available_cores().threads // count_sharing_ranks())
+    threads = cores if config.engine.threads == "auto" else config.engine.threads
+    # Of many ranks each has its own: the number is left to the next start.
+    named = str(device) if world.world == 1 else device.type
+    config = change_section(config, "engine", threads=threads).model_copy(update={"device": named})
+    if config.loader.threads == "auto":
+        config = change_section(config, "loader", threads=cores)
+    config, adapted = adapt_engine(config, device, world, measured=measured)
+    refuse(adapted, strict=strict)
+    config, chosen = fit_precision(config, device, threads)
+    refuse(chosen, strict=strict)
+    apply_process_settings(config)
+    return config, device, [*adapted, *chosen]
+
+
+def choose_rank_device(asked: str, world: Rank) -> torch.device:
+    """Return the device of this rank: of many on a host, each has the CUDA device of its number there."""
+    if world.world > 1 and asked in ("auto", "cuda") and devices.list_devices()[0].startswith("cuda"):
+        return place_device(torch.device("cuda"), world)
+    device = devices.choose_device(asked)
+    if device.type == "cpu":
+        bind_cores(world)
+    return device
+
+
+def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured: bool) -> tuple[Config, list[Finding]]:
+    """Switch off what this device has not, or learning cannot have, and say so."""
+    graphs, split, parts = config.engine.cuda_graphs, config.engine.split_phases, config.train.accumulate > 1
+    for both, one, other, why in (
+        (graphs and split, "cuda_graphs", "engine.split_phases", "a replayed graph has no phases"),
+        (graphs and parts, "cuda_graphs", "train.accumulate", "a graph holds one batch"),
+        (graphs and not is_torchs(config.optimizer), "cuda_graphs", "this optimizer", "its rates are the host's"),
+        (split and parts, "split_phases", "train.accumulate", "the phases alternate"),
+    ):
+        if both:
+            raise ConfigError(f"engine.{one} and {other} exclude each other: {why}")
+    findings, on_cuda = [], device.type == "cuda"
+    needed = f"needs CUDA; this run is on {device.type}: switched off"
+    for section, key, off, applies, why in (
+        ("engine", "cuda_graphs", False, not measured, "is for measuring (a capture moves the weights): switched off"),
+        ("engine", "cuda_graphs", False, world.world > 1, f"is for one rank, not for {world.world}: switched off"),
+        ("engine", "cuda_graphs", False, not on_cuda, needed),
+        ("engine", "nvtx", False, not on_cuda, needed),
+        ("measure", "profiler_range", None, not on_cuda, needed),
+    ):
+        if applies and getattr(getattr(config, section), key) not in (False, None):
+            config = change_section(config, section, **{key: off})
+            findings.append(finding("engine-adapted", f"{section}.{key} {why}"))
+    if config.train.precision == "tf32" and not (on_cuda and torch.cuda.is_tf32_supported()):
+        config = change_section(config, "train", precision="fp32")
+        findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
+    if config.nodes * config.devices_per_node not in (1, world.world):
+        geometry = f"{config.nodes} x {config.devices_per_node} devices"
+        used = "one" if world.world == 1 else str(world.world)
+        findings.append(finding("engine-adapted", f"{name_place(config)} has {geometry}; this run uses {used}"))
+        config = config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
+    return config, findings
+
+
+@lru_cache(maxsize=8)
+def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -> Work:
+    """Count FLOPs and bytes of one step, or of a forward pass alone, at the run's precision; nothing is computed."""
+    workload = WORKLOADS[config.workload]
+    with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast
+        model, batch = workload.build_model(config).train(backward), workload.empty_batch(config, batch_size)
+        loss, score = workload.build_loss(config, CPU), workload.build_scores(config, CPU)
+
+        def forward() -> Tensor:
+            with devices.autocast(CPU, config.train.precision):
+                return loss(model, batch) if backward else score(model, batch[0])
+
+        return count_work(forward, backward=backward)
+
+
+def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
+    """Check the asked batch against memory, or choose one that fits into memory (and, to be measured, time)."""
+    asked = config.train.batch_size
+    smallest = 2 if config.data.image_size <= 32 else 1  # batch norm wants two values a channel
+    if asked != "auto" and asked < smallest:
+        raise ConfigError(
+            f"train.batch_size = {asked} with data.image_size = 32 leaves batch norm a single value a channel",
+            hint="--set train.batch_size=2",
+        )
+    if asked != "auto" and "batch_size" not in config.train.adapt:
+        check_memory(config, device, asked)
+        return config, []
+    first = batch = choose_first(config, device, measured=measured) if asked == "auto" else asked
+    if asked != "auto" and measured and device.type == "cpu":
+        batch = foresee_batch(config, device, asked, smallest)
+    while not (_fits_memory(config, device, batch) and (not measured or _fits_time(config, device, batch))):
+        if batch <= smallest:
+            check_memory(config, device, batch)  # it may only be slow: then one image a step is what there is
+            break
+        batch = max(smallest, batch // 2)
+    config = change_section(config, "train", batch_size=batch)
+    if batch == first:
+        return config, []
+    fits = "memory and time" if measured else "memory"
+    taken = f"took {format_count(batch, 'image')} a step and device instead of {first}"
+    return config, [finding("batch-fitted", f"{taken}, so that the run fits into {fits}")]
+
+
+def choose_first(config: Config, device: torch.device, *, measured: bool) -> int:
+    """Return the batch that auto begins with."""
+    if device.type != "cpu":
+        return FIRST_ACCELERATOR_BATCH
+    if not measured:
+        return CPU_LEARNING_BATCH
+    return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
+
+
+def foresee_batch(config: Config, device: torch.device, asked: int, smallest: int) -> int:
+    """Halve a recipe's batch by what a small one tells: on a CPU a trial of 256 images takes minutes."""
+    small = min(asked, max(smallest, choose_first(config, device, measured=True)))
+    if small == asked or not _fits_memory(config, device, small):
+        return small
+    seconds = _try_steps(config, device, small)
+    batch = asked
+    while batch > small and not (
+        _fits_memory(config, device, batch) and seconds * batch / small * WANTED_STEPS <= config.measure.seconds
+    ):
+        batch = max(smallest, batch // 2)
+    return batch
+
+
+def check_memory(config: Config, device: torch.device, batch: int) -> None:
+    """Refuse a batch that does not fit, before the kernel kills us for it."""
+    free, needed = devices.free_bytes(device), needed_bytes(config, device, batch)
+    if free is not None and needed > free:
+        memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
+        largest = max(1, int(batch * free / needed))
+        raise OutOfMemoryError(
+            f"out of memory: train.batch_size = {batch} {memory}",
+            hint=f"--set train.batch_size={2 ** math.floor(math.log2(largest))}",
+        )
+
+
+def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
+    in_heap = math.inf if keeps_memory() else GLIBC_HEAP_BLOCK_BYTES
+    return estimate_training_bytes(count_step_work(config, batch), in_heap if device.type == "cpu" else 0.0)
+
+
+def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
+    free = devices.free_bytes(device)
+    return free is None or needed_bytes(config, device, batch) <= free
+
+
+def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
+    """Try some steps on a throw-away model: memory is enough and WANTED_STEPS would fit into the budget."""
+    try:
+        seconds = _try_steps(config, device, batch)
+    except RuntimeError as err:
+        if devices.is_out_of_memory(err):
+            return False
+        raise
+    # So many steps as asked for, whatever their time; a batch that may be adapted is meant to be quick all the same.
+    if config.measure.iterations is not None and not config.train.adapt:
+        return True
+    return seconds * WANTED_STEPS <= config.measure.seconds
+
+
+def _try_steps(config: Config, device: torch.device, batch: int) -> float:
+    """Return the time of a step on a throw-away model, the best of three."""
+    plain = change_section(config, "engine", compile=False, cuda_graphs=False)
+    task = build_task(change_section(plain, "train", batch_size=batch), device)
+    return min(record.step_seconds for record in train_steps(task, choose_timer(device), num_steps=3))
+
+
+def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
+    """auto: the fastest by trial. A requested precision is tried too: it may crash here, or be slower than fp32.
+
+    A recipe that leaves the choice (train.adapt) then takes the fastest as well.
+    """
+    asked, candidates = config.train.precision, devices.candidate_precisions(device)
+    precision: str = asked
+    told, code = "", "precision-chosen"
+    if asked == "fp32":
+        return config, []
+    if asked == "auto" and candidates == ["fp32"]:
+        precision, told = "fp32", "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+    elif asked == "auto":
+        trials = try_precisions(str(device), candidates, threads)
+        precision = fastest(trials)
+        told = f"took {precision}: {_tell_trials(trials, precision)}"
+    else:
+        base, trial = trials = try_precisions(str(device), ["fp32", asked], threads)
+        code = "precision-slow"
+        if trial.seconds is None:
+            told = f"{asked} does not run on this device: {trial.failure}"
+        elif base.seconds is not None and trial.seconds > base.seconds:
+            told = f"{asked} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
+        if told and "precision" in config.train.adapt:
+            others = [precision for precision in candidates if precision not in ("fp32", asked)]
+            # Beside fp32 once more: a disturbance then slows both.
+            precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+            told, code = f"{told}: took {precision}", "engine-adapted"
+        elif trial.seconds is None:
+            raise MachineError(told, hint="--set train.precision=auto")
+    return change_section(config, "train", precision=precision), [finding(code, told)] if told else []
+
+
+def _tell_trials(trials: list[Trial], chosen: str) -> str:
+    base = next(trial.seconds for trial in trials if trial.precision == chosen)
+    told = [
+        f"{trial.precision} takes {trial.seconds / base:.2f} times as long"
+        if trial.seconds and base
+        else f"{trial.precision} fails here ({trial.failure})"
+        for trial in trials
+        if trial.precision != chosen
+    ]
+    return ", ".join(told) + " (short trial)"

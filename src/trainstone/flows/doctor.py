@@ -1,0 +1,119 @@
+"""What this machine can do, what is missing, and how trainstone gets along without it. Behind `trainstone doctor`."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trainstone.engine.precision_trial import fastest, try_precisions
+from trainstone.machine.allocator import describe_allocator
+from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.machine.noise import grade_noise, read_pressure
+from trainstone.measure import devices
+from trainstone.units import format_bytes
+
+IDLE_SECONDS = 3.0
+EXTRAS = {
+    "mlperf": ("mlperf-logging", "MLPerf checkers"),
+    "tracking": ("mlflow", "TensorBoard and MLflow export"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report. limited: trainstone works without; missing: something asked for will not."""
+
+    name: str
+    status: Literal["ok", "limited", "missing"]
+    told: str
+    hint: str | None = None
+
+
+def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
+    """Go through the machine; takes some seconds (precision trial, a look at the idle noise)."""
+    yield Check("software", "ok", f"Python {platform.python_version()}, torch {torch.__version__}")
+    for name in devices.list_devices():
+        yield Check("device", "ok", f"{name}: {devices.name_device(torch.device(name))}")
+    usable = {name.partition(":")[0] for name in devices.list_devices()}
+    for device in facts.get("devices", []):
+        # ROCm builds of torch call AMD devices cuda.
+        kind = {"amd": "cuda" if torch.version.hip else "amd", "intel": "xpu"}.get(device["kind"], device["kind"])
+        if kind not in usable:
+            told = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
+            yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
+    cores = available_cores()
+    told = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
+    quota = "" if cores.quota_cores is None else f"; a CPU quota allows {cores.quota_cores:g}"
+    hint = "raise the container's CPU quota" if quota else None
+    yield Check("cores", "limited" if quota else "ok", f"{told}, for this process{quota}", hint)
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if os.access(place, os.W_OK):
+        disk = format_bytes(shutil.disk_usage(place).free)
+        yield Check("memory", "ok", f"{format_bytes(memory_available_bytes())} free; {disk} on disk for results")
+    else:
+        yield Check("results", "missing", f"cannot write run folders under {out}", "choose another with --out DIR")
+    yield check_precision()
+    yield from check_software()
+    yield from check_measuring()
+
+
+def check_precision() -> Check:
+    device = devices.choose_device("auto")
+    candidates = devices.candidate_precisions(device)
+    if candidates == ["fp32"]:
+        return Check("precision", "ok", "fp32; no 16-bit arithmetic in this CPU")
+    trials = try_precisions(str(device), candidates, available_cores().threads)
+    base = next((trial.seconds for trial in trials if trial.precision == "fp32"), None)
+    told = [
+        f"{trial.precision} fails ({trial.failure})" if trial.seconds is None
+        else f"{trial.precision} {base / trial.seconds:.2f} x" if base else trial.precision
+        for trial in trials
+    ]  # fmt: skip
+    broken = any(trial.seconds is None for trial in trials)
+    hint = "the CPU shows a feature that it cannot execute here; auto avoids it" if broken else None
+    chosen = f"auto takes {fastest(trials)}; speed: {', '.join(told)}"
+    return Check("precision", "limited" if broken else "ok", chosen, hint)
+
+
+def check_software() -> Iterator[Check]:
+    libc, version = platform.libc_ver()
+    if libc == "glibc":
+        yield Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
+    else:
+        told = f"{describe_allocator()}: freed memory goes back to the kernel"
+        yield Check("allocator", "limited", told, "10 to 20 % slower on a CPU")
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler:
+        yield Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
+    else:
+        told = "no C++ compiler: engine.compile does not work on the CPU"
+        yield Check("compiler", "limited", told, "install g++ if you want it")
+    for extra, (package, purpose) in EXTRAS.items():
+        try:
+            yield Check("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            told = f"{extra} ({purpose}) is not installed"
+            yield Check("extra", "limited", told, f"pip install 'trainstone[{extra}]'")
+
+
+def check_measuring() -> Iterator[Check]:
+    """What can be read of the device while it works, and how quiet the machine is while we do nothing."""
+    reader = devices.choose_reader(devices.choose_device("auto"))
+    unmetered = "no energy counter can be read: none will be reported"
+    yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
+    for told in reader.unsupported:
+        yield Check("telemetry", "limited", told)
+    reader.close()
+    before = read_pressure()
+    time.sleep(IDLE_SECONDS)
+    noise = grade_noise(before, read_pressure())
+    told = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
+    hint = "stop other work before you measure" if noise.grade == "C" else None
+    yield Check("noise", "ok" if noise.grade == "A" else "limited", told, hint)

@@ -1,0 +1,251 @@
+"""How `profile` flows: fit, steady steps, a few recorded ones, steady ones again, the work counted; then the analysis.
+
+The steps before and after tell what recording costs. Every rank records itself; the first one's trace is analysed.
+"""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainstone.engine.distributed.collectives import barrier
+from trainstone.engine.fit import Fitted
+from trainstone.engine.loop import train_steps
+from trainstone.engine.task import Task, build_task
+from trainstone.errors import MachineError
+from trainstone.flows.bench.result import conclude, measure_device, observe, open_recorder
+from trainstone.flows.bench.stop_rule import Pact
+from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.prepare import settle_gradients, start_measurement
+from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.flops import CallCounter, Op, list_ops
+from trainstone.measure.peaks import Peaks
+from trainstone.measure.profiler import Capture, OuterCapture, Window
+from trainstone.measure.recorder import StepRecorder
+from trainstone.results.findings import finding
+from trainstone.results.progress import Progress
+from trainstone.results.schema.run import Finding, Status
+from trainstone.results.schema.timeline import Overhead, Timeline
+from trainstone.results.steps import StepRecord
+from trainstone.results.verdicts import write_profile_verdict
+from trainstone.stats.throughput import find_steady, spread
+from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
+from trainstone.trace.timeline import analyse_trace
+from trainstone.units import format_percent
+from trainstone.workloads.registry import WORKLOADS
+
+TRACE_NAME = "trace/rank{:04d}.json.gz"
+# Without --start: until steps are steady, but no longer than this share of the time that a bench would take.
+SETTLING_SHARE = 1 / 3
+MIN_STEPS = 5
+# Unprofiled steps after the profiled ones, so that a machine that grows slower does not pass for the profiler's cost.
+AFTER_STEPS = 5
+# Recording costs some microseconds an operator: so much longer steps are no longer those of an ordinary run.
+MUCH_OVERHEAD = 0.2
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the steps left beside their records."""
+
+    window: Window
+    cores_used: float
+    """Processor time / time of the recorded steps."""
+    trace: Path | None
+    """None where an outer tool records."""
+    ops: tuple[Op, ...]
+    """What one step executes; empty where it cannot be seen."""
+
+
+def run_profile(
+    life: Lifecycle, *, start: int | None, iterations: int, cores: bool = False, strict: bool = False
+) -> Generator[Progress, None, Status]:
+    """Profile some steps; every rank runs this, rank 0 writes the result.
+
+    `cores`: an ncu run of the same configuration will follow.
+    """
+    fitted, opened = yield from start_measurement(life, strict=strict)
+    run, world = life.run, life.world
+    if cores and fitted.device.type != "cuda":
+        raise MachineError(
+            f"--cores reads the counters of an NVIDIA device by ncu; this run is on {fitted.device.type}",
+            hint="leave --cores out: compute utilisation and roofline need no such counters",
+        )
+    peaks = yield from measure_device(life, fitted)
+    life.check_stop()
+    with closing(build_task(fitted.config, fitted.device, opened, world=world)) as task:
+        with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
+            settle_gradients(task, fitted.config)
+            pact = Pact(world, life.signals)
+            recorded = yield from record_window(task, fitted, run.path, recorder, pact, start, iterations)
+        observed.peaks = yield from measure_device(life, fitted, peaks)
+        yield Progress("reading the trace")
+        if world.rank.number == 0:
+            run.update(timeline=judge_profile(recorder, recorded, observed.peaks, run.path))
+        observed.interrupted = life.find_stop()
+        left_out = range(recorded.window.begin, recorded.window.end)
+        conclude(life, fitted, recorder, observed, loader=task.loader, left_out=left_out)
+    if world.rank.number == 0:
+        # That there are too few steps for an interval is no news here.
+        findings = [found for found in run.result.findings if found.code != "few-steps"]
+        run.update(findings=[describe_profiled(run.result.timeline, recorded.window), *findings])
+        if run.result.timeline:
+            title = WORKLOADS[fitted.config.workload].title(fitted.config)
+            run.update(verdict=write_profile_verdict(title, run.result.timeline))
+    return run.result.status
+
+
+def record_window(
+    task: Task, fitted: Fitted, folder: Path, recorder: StepRecorder, pact: Pact, start: int | None, iterations: int
+) -> Generator[Progress, None, Recorded]:
+    """Run to the window, through it and a little further; then count what a step executes.
+
+    Several ranks agree upon the first step of the window and stay in step; each records itself.
+    """
+    engine, timer = fitted.config.engine, choose_timer(task.device)
+    outer = engine.nvtx  # an nsys or ncu around us records, and only one can
+    marked = task if outer else replace(task, mark=torch.profiler.record_function)
+    running = train_steps(marked, timer, origin=time.perf_counter())
+    steps = take_steps(running, recorder, pact)
+    warm_up = 0 if outer else timer.lag + 1
+    planned = None if start is None else plan_window(start, warm_up, iterations, timer)
+    settling_seconds = fitted.config.measure.seconds * SETTLING_SHARE
+    yield from settle_down(steps, recorder, planned.begin if planned else None, timer, settling_seconds, pact)
+    window = planned or plan_window(len(recorder) + timer.lag + warm_up, warm_up, iterations, timer)
+    rank = pact.world.rank
+    trace = None if outer else folder / TRACE_NAME.format(rank.number)
+    capture = Capture(trace, task.device, rank, window) if trace else OuterCapture()
+    pact.settle()
+    with capture:
+        clocks = time.process_time(), time.perf_counter()
+        for number in range(window.begin, window.end):
+            if number == window.first:
+                clocks = time.process_time(), time.perf_counter()
+            record = next(steps)
+            worked, passed = time.process_time() - clocks[0], time.perf_counter() - clocks[1]
+            if number == window.end - 1:
+                pact.settle()
+            capture.step(number)
+            yield Progress("profiling", record.step + 1, record.images / record.step_seconds)
+    barrier(pact.world)  # a rank that writes its trace for longer shall not make the others' next step longer
+    while len(recorder) < window.end + max(AFTER_STEPS, iterations):
+        record = next(steps)
+        yield Progress("measuring without the profiler", record.step + 1, record.images / record.step_seconds)
+    pact.finish()
+    ops: tuple[Op, ...] = ()
+    if not (engine.compile or engine.cuda_graphs):  # neither lets its operators be seen
+        with CallCounter() as counter, task.without_exchange():
+            next(running)  # slow, and no step of the run
+        ops = list_ops(counter)
+    return Recorded(window, worked / passed, trace, ops)
+
+
+def plan_window(start: int, warm_up: int, iterations: int, timer: Timer) -> Window:
+    """The profiler is on for some steps before those that count, if there are any.
+
+    Where steps are read late, several have been given out before the first is seen: there is no stop between them.
+    """
+    earliest = timer.lag + 1 if timer.lag else 0
+    first = max(start, earliest)
+    return Window(max(first - warm_up, earliest), first, first + iterations)
+
+
+def take_steps(steps: Iterator[StepRecord], recorder: StepRecorder, pact: Pact) -> Iterator[StepRecord]:
+    """Record each step and look after its loss and after signals, of all ranks."""
+    for record in steps:
+        recorder.step(record)
+        pact.look(record)
+        pact.refuse_bad_loss()
+        pact.end_if_stopped()
+        yield record
+
+
+def settle_down(
+    steps: Iterator[StepRecord],
+    recorder: StepRecorder,
+    begin: int | None,
+    timer: Timer,
+    limit_seconds: float,
+    pact: Pact,
+) -> Iterator[Progress]:
+    """Run until step `begin` is next; without one until the steps are steady, or the time for that is over.
+
+    Of several ranks the first decides, and all know of it two steps later.
+    """
+    if begin == 0:
+        return
+    began = None
+    for record in steps:
+        began = timer.now() if began is None else began
+        yield Progress("waiting for steady steps", record.step + 1, record.images / record.step_seconds)
+        number = len(recorder)
+        if begin is not None and number + timer.lag >= begin:
+            return
+        if begin is not None or number < MIN_STEPS:
+            continue
+        steady = number % AFTER_STEPS == 0 and find_steady(recorder.column("step_seconds")).steady
+        if pact.wish_end(steady or timer.now() - began > limit_seconds):
+            return
+
+
+def judge_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, folder: Path) -> Timeline | None:
+    """Analyse the trace; None where another tool records."""
+    if recorded.trace is None:
+        return None
+    counted = {name_in_trace(op.name) for op in recorded.ops}
+    report = analyse_trace(recorded.trace, counted=counted)
+    timeline = report.timeline
+    steps = len(timeline.steps)
+    seconds = sum(step.seconds for step in timeline.steps) / steps
+    ops = [WorkedOp(op.name, op.input_shapes, op.count, op.flops, op.bytes_moved) for op in recorded.ops]
+    return timeline.model_copy(
+        update={
+            "trace": str(recorded.trace.relative_to(folder)),
+            "cores_used": recorded.cores_used,
+            "overhead": judge_overhead(recorder.column("step_seconds"), recorded.window),
+            "roofline": judge_roofline(
+                ops,
+                report.calls,
+                steps=steps,
+                step_seconds=seconds,
+                peak_flops=peaks.flops,
+                peak_source=peaks.flops_source,
+                peak_bytes_per_second=peaks.bytes_per_second,
+            ),
+        }
+    )
+
+
+def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhead:
+    """Compare the recorded steps with those before, from where they are steady, and after."""
+    before = step_seconds[find_steady(step_seconds[: window.begin]).from_step : window.begin]
+    profiled, after = step_seconds[window.first : window.end], step_seconds[window.end :]
+    plain = spread(np.concatenate([before, after]))
+    median = float(np.median(profiled))
+    return Overhead(
+        plain_step_seconds=plain["median"],
+        profiled_step_seconds=median,
+        plain_steps=len(before) + len(after),
+        profiled_steps=len(profiled),
+        share=median / plain["median"] - 1,
+        noise=1.4826 * plain["mad"] / plain["median"],
+    )
+
+
+def describe_profiled(timeline: Timeline | None, window: Window) -> Finding:
+    which = f"steps {window.first} to {window.end - 1}"
+    if timeline is None or timeline.overhead is None:
+        return finding("profiled", f"{which} were given to an outer profiler (cudaProfilerStart to Stop)")
+    cost = timeline.overhead
+    longer = f"{format_percent(abs(cost.share))} {'longer' if cost.share >= 0 else 'shorter'}"
+    others = f"than {cost.plain_steps} steps of this run without it"
+    told = f"{which} were profiled: each took {longer} {others}, which scatter by {format_percent(cost.noise)}"
+    if cost.share <= max(MUCH_OVERHEAD, cost.noise):
+        return finding("profiled", told)
+    overstated = "what takes little time each, small operators and Python, has a larger share here than without"
+    return finding("profiled", f"{told}; {overstated}", severity="warning")

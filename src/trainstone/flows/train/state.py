@@ -1,0 +1,139 @@
+"""How far a training run has come: steps, evaluations, times over all its starts; what a checkpoint remembers of it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainstone.config.schema import EvalConfig
+from trainstone.errors import ResultError
+from trainstone.results.schema.quality import Evaluation, Quality, QualityPicture, QualityTable
+from trainstone.results.schema.run import Phases
+from trainstone.results.steps import StepRecord
+
+MOVES = 0.05
+"""How fast loss and step time of the progress line follow the steps."""
+TIMES = ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds")
+HISTORY = TypeAdapter(list[Evaluation])
+TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[QualityPicture, ...])
+
+
+@dataclass
+class Course:
+    """The state of a run that is no tensor. Seconds are of the run's clock, which stands still between two starts."""
+
+    metric: str
+    pictures: int
+    """Of an epoch."""
+    global_batch: int
+    parameters: int = 0
+    data: dict[str, str] = field(default_factory=dict)
+    """What tells the splits from others: number of pictures and digest of some."""
+    done: int = 0
+    """Steps."""
+    history: list[Evaluation] = field(default_factory=list)
+    tables: tuple[QualityTable, ...] = ()
+    """Of the best evaluation, on the first rank."""
+    shown: tuple[QualityPicture, ...] = ()
+    """Pictures of that evaluation, there."""
+    starts: int = 1
+    """This one included, with or without a checkpoint between them."""
+    train_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    seconds_before: float = 0.0
+    """On the clock when this start began."""
+    saved_at_seconds: float = 0.0
+    reached: bool = False
+    stopped: bool = False
+    loss: float | None = None
+    seconds_per_step: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+
+    def clock(self) -> float:
+        """Seconds since the first touch of training data."""
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def add_step(self, record: StepRecord) -> None:
+        self.done = record.step + 1
+        self.train_seconds += record.step_seconds
+        self.data_wait_seconds += record.data_seconds
+        first = self.loss is None
+        self.loss = record.loss if self.loss is None else self.loss + MOVES * (record.loss - self.loss)
+        # The first step of a start is longer than the others.
+        slow = first or self.seconds_per_step > 2 * record.step_seconds
+        self.seconds_per_step += (1.0 if slow else MOVES) * (record.step_seconds - self.seconds_per_step)
+
+    @property
+    def best(self) -> Evaluation | None:
+        return max(self.history, key=lambda one: one.metrics[self.metric], default=None)
+
+    @property
+    def judged_now(self) -> bool:
+        """Whether the network as it is now was judged."""
+        return bool(self.history) and self.history[-1].step == self.done
+
+    @property
+    def is_best_now(self) -> bool:
+        """Whether the network as it is now was judged, and better than ever."""
+        best = self.best
+        return best is not None and best.step == self.done
+
+    def has_reached(self, target: float | None) -> bool:
+        """Whether an evaluation was at the target."""
+        return target is not None and any(one.metrics[self.metric] >= target for one in self.history)
+
+    def quality(self, config: EvalConfig, *, ended: bool = False) -> Quality | None:
+        """What result.json says; before the first evaluation None, unless the run ended without one."""
+        best = self.best
+        if best is None and not ended:
+            return None
+        first = next((one for one in self.history if config.target and one.metrics[self.metric] >= config.target), None)
+        return Quality(
+            metric=self.metric,
+            value=(first or best).metrics[self.metric] if best else None,
+            target=config.target,
+            seconds_to_target=first.seconds if first else None,
+            epochs=self.done * self.global_batch / self.pictures,
+            steps=self.done,
+            history=self.history,
+            tables=list(self.tables),
+            pictures=list(self.shown),
+            starts=self.starts,
+            parameters=self.parameters,
+            global_batch=self.global_batch,
+        )
+
+    def phases(self) -> Phases:
+        return Phases(**{name: getattr(self, name) for name in TIMES})
+
+    def document(self) -> dict[str, Any]:
+        """What a later start needs to know."""
+        return {
+            "step": self.done,
+            "epoch": self.done * self.global_batch / self.pictures,
+            "pictures": self.pictures,
+            "global_batch": self.global_batch,
+            "data": self.data,
+            "seconds": self.clock(),
+            **{name: getattr(self, name) for name in TIMES},
+            "history": HISTORY.dump_python(self.history, mode="json"),
+            "tables": TABLES.dump_python(self.tables, mode="json"),
+            "shown": SHOWN.dump_python(self.shown, mode="json"),
+        }
+
+    def go_on_from(self, document: Mapping[str, Any], where: str) -> None:
+        """Take up what an earlier start came to."""
+        try:
+            self.done = int(document["step"])
+            self.seconds_before = self.saved_at_seconds = float(document["seconds"])
+            for name in TIMES:
+                setattr(self, name, float(document[name]))
+            self.history = HISTORY.validate_python(document["history"])
+            self.tables = TABLES.validate_python(document.get("tables", ()))
+            self.shown = SHOWN.validate_python(document.get("shown", ()))
+        except (KeyError, TypeError, ValueError, ValidationError) as err:
+            raise ResultError(f"{where} does not say how far the run was: {err}") from err

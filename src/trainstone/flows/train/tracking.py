@@ -1,0 +1,210 @@
+"""Writes the curves of a training run for other viewers, TensorBoard and MLflow (extra `tracking`), while it goes on.
+
+A library that is missing or a server that is not there is an error before training begins; one that goes away later is
+a warning, and training goes on. Only rank 0 opens it.
+"""
+
+import json
+import logging
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trainstone.config.load import flatten
+from trainstone.config.schema import TrackingConfig
+from trainstone.errors import MachineError
+from trainstone.files import dump_json, write_atomically
+from trainstone.measure.recorder import Sink
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.schema.run import Status
+from trainstone.results.steps import StepRecord
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS = 0.5
+"""On the run's clock between two points of a curve; steps between are averaged, so that it costs nothing."""
+MOST_PARAMS, LONGEST_PARAM = 100, 6000
+"""MLflow's limits of a request. https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch"""
+QUEUE_LOGGER = "mlflow.utils.async_logging.async_logging_queue"
+STATUS_FILE = "tracking.json"
+EXPERIMENT = "trainstone"
+HINT = "pip install 'trainstone[tracking]'"
+ENDS = {"interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
+
+
+class Tracker(Sink):
+    """A viewer's curves: the mean of the steps a few times per second, and every evaluation."""
+
+    def __init__(self) -> None:
+        self._written_at = float("-inf")
+        self._losses: list[float] = []
+        self._images, self._seconds = 0, 0.0
+        self._status: Status = "ok"
+        self._broken = False
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._status = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        self.close()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def step(self, record: StepRecord) -> None:
+        """Count a step; write the mean of the steps since the last point if that is long enough ago."""
+        self._losses.append(record.loss)
+        self._images += record.images
+        self._seconds += record.step_seconds
+        now = record.start_seconds + record.step_seconds
+        if now - self._written_at < STEP_SECONDS:
+            return
+        values = {"train/loss": sum(self._losses) / len(self._losses), "train/learning_rate": record.lr}
+        if self._seconds > 0:
+            values["train/images_per_second"] = self._images / self._seconds
+        self._write(record.step + 1, values | {"train/epoch": float(record.epoch)})
+        self._written_at, self._losses, self._images, self._seconds = now, [], 0, 0.0
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        values = {f"val/{name}": value for name, value in evaluation.metrics.items()}
+        self._write(evaluation.step, values | {"val/epoch": evaluation.epoch, "val/seconds": evaluation.seconds})
+
+    def finish(self, status: Status) -> None:
+        self._status = status
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._broken:
+            return
+        try:
+            self.add(step, values)
+        except OSError as err:  # a full disk
+            self._broken = True
+            log.warning("%s takes no more points, training goes on: %s", type(self).__name__, err)
+
+
+class TensorBoard(Tracker):
+    """Event files in a folder of the run."""
+
+    def __init__(self, folder: Path, params: Mapping[str, str], first_step: int) -> None:
+        super().__init__()
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as err:
+            raise MachineError(f"tracking.tensorboard needs TensorBoard: {err}", hint=HINT) from err
+        # What was written after the checkpoint that a resumed run begins from is shown no more
+        purge = first_step + 1 if first_step else None
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        if params and not first_step:
+            self._writer.add_text("config", "\n".join(f"    {name} = {value}" for name, value in params.items()))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if not self._broken:
+            self._writer.close()
+
+
+class Mlflow(Tracker):
+    """One run on an MLflow server or in its database, by MLflow's own asynchronous logging."""
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        super().__init__()
+        self._client, self._run_id = client, run_id
+        self._metric = import_module("mlflow.entities").Metric
+        # The queue sends in order, by ten threads: when these are done, all are.
+        self._sent: deque[Any] = deque(maxlen=20)
+        logging.getLogger(QUEUE_LOGGER).addFilter(self._report_lost)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._sent.append(self._client.log_batch(self._run_id, metrics=metrics, synchronous=False))
+
+    def close(self) -> None:
+        """Wait for what is still to be sent, and say how the run ended."""
+        try:
+            if not self._broken:
+                for operation in self._sent:
+                    operation.wait()  # bounded by the retries and time-outs that open_mlflow sets
+                self._client.set_terminated(self._run_id, ENDS.get(self._status, "FINISHED"))
+        except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
+            log.warning("MLflow was not told the end of the run: %s", describe_error(err))
+        finally:
+            logging.getLogger(QUEUE_LOGGER).removeFilter(self._report_lost)
+
+    def _report_lost(self, record: logging.LogRecord) -> bool:
+        """Turn MLflow's line for every request that fails into one warning; nothing is sent from then on."""
+        if not self._broken:
+            self._broken = True
+            log.warning("MLflow takes no more points, training goes on: %s", describe_error(record.getMessage()))
+        return False
+
+
+def open_trackers(
+    config: TrackingConfig, run_path: Path, run_name: str, params: dict[str, Any], *, first_step: int = 0
+) -> Iterator[Tracker]:
+    """Open the configured trackers one after the other; from `first_step` on a resumed run extends its curves."""
+    flat = {key: hide_password(str(value)) for key, value in flatten(params)}
+    if config.tensorboard:
+        yield TensorBoard(run_path / "tensorboard", flat, first_step)
+    if config.mlflow is not None:
+        yield open_mlflow(config.mlflow, run_path / STATUS_FILE, run_name, flat)
+
+
+def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) -> Mlflow:
+    """Go on with the run that the file names, or begin one and name it there."""
+    # No usage statistics; and a server that is not there is reported in seconds instead of minutes.
+    settings = {"DISABLE_TELEMETRY": "true", "HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_TIMEOUT": "10"}
+    for name, value in settings.items():
+        os.environ.setdefault(f"MLFLOW_{name}", value)
+    try:
+        mlflow = import_module("mlflow")
+    except ImportError as err:
+        raise MachineError(f"tracking.mlflow needs MLflow: {err}", hint=HINT) from err
+    try:
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        run_id = find_run(client, file)
+        if run_id is None:  # begin one in the experiment that MLflow's variable names, or in ours
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+            experiment = client.get_experiment_by_name(name)
+            experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+            run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
+            param = import_module("mlflow.entities").Param
+            told = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
+            for begin in range(0, len(told), MOST_PARAMS):
+                client.log_batch(run_id, params=told[begin : begin + MOST_PARAMS])
+    except Exception as err:  # stores are plug-ins and raise what they like
+        message = f"MLflow at {hide_password(uri)} cannot be used: {describe_error(err)}"
+        hint = "tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"
+        raise MachineError(message, hint=hint) from err
+    write_atomically(file, dump_json({"mlflow_run_id": run_id}))
+    return Mlflow(client, run_id)
+
+
+def find_run(client: Any, file: Path) -> str | None:
+    """Set the run of an earlier start to running and return it; None: there is none, or it was removed."""
+    try:
+        run_id = str(json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"])
+        client.update_run(run_id, status="RUNNING")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, import_module("mlflow.exceptions").MlflowException) as err:
+        log.warning("%s names no MLflow run that can be resumed, a new one is started: %s", file, describe_error(err))
+        return None
+    return run_id
+
+
+def describe_error(err: object) -> str:
+    """Return the first line of an error, not too long and without a password."""
+    return hide_password(str(err).strip().partition("\n")[0])[:300]
+
+
+def hide_password(text: str) -> str:
+    """Leave out who logs in how from the addresses in a text."""
+    return re.sub(r"//[^/@\s]*@", "//...@", text)

@@ -1,0 +1,224 @@
+"""Programs of three suites: resnet_ctl_imagenet_main.py of TBD (TensorFlow 2), and the suite's scripts;
+torch_imagenet_resnet.py of the SC22 study of GPU variability, and the scripts that start it, K-FAC only when off;
+main.py of WMLCE's ResNet-50 (NVIDIA's TensorFlow 1 program), as Bede's job scripts start it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trainstone.errors import ConfigError
+from trainstone.originals.command_line.reader import (
+    PROGRAM,
+    Geometry,
+    Given,
+    Line,
+    Request,
+    Verb,
+    read_flags,
+    read_line,
+    set_data,
+    set_out,
+)
+
+BATCH_SIZES = "1,2,4,8,16,32,64,96,128"
+MOST_PROFILED = 200
+SUITE_BATCH, SUITE_DEVICES = 384, 4
+"""What run_train.sh passes, and on how many GPUs the suite ran it."""
+TBD_SCRIPTS = {
+    "run_train.sh": "python3 resnet_ctl_imagenet_main.py --batch_size=384 --dtype=fp32 --train_epochs=90 "
+    "--distribution_strategy multi_worker_mirrored",
+}
+NO_DATA = "its images were in the container: give --data TFRECORDS, or the batches are synthetic"
+
+
+def understand_tbd(words: Sequence[str]) -> Request:
+    """Read a line of the program, or one of the suite's scripts with its arguments."""
+    line = read_line(words, rf"{PROGRAM}|measure_throughput\.sh|measure_compute_util\.sh", TBD_SCRIPTS)
+    keys: dict[str, Any] = {}
+    options: tuple[str, ...] = ("--batch-sizes", BATCH_SIZES)
+    if line.program == "measure_throughput.sh":
+        (keys["measure.iterations"],) = read_numbers(line, line.after, (1000,), "[STOP]")
+        note = "every batch size runs its steps; --seconds N instead of measure.iterations ends at a narrow interval"
+    elif line.program == "measure_compute_util.sh":  # the timeline, or the cores
+        usage = "nvprof|ncu [START] [ITERATIONS]"
+        tool = line.after[0] if line.after else "nvprof"
+        if tool not in ("nvprof", "ncu"):
+            raise ConfigError(f"{line.program} {tool}: expected {usage}")
+        start, count = read_numbers(line, line.after[1:], (1000, 200), usage)
+        one = f"trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
+        options += ("--profile",) if tool == "nvprof" else ("--cores",)
+        note = f"each point is profiled when it is steady; of one batch size: {one}"
+    else:
+        return read_tbd_program(line)
+    return Request("sweep", {**keys, "train.precision": "fp32"}, options, notes=(*line.notes, note, NO_DATA))
+
+
+def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], usage: str) -> tuple[int, ...]:
+    """Return the arguments of a script, its defaults where they are not given."""
+    if len(words) > len(defaults) or not all(re.fullmatch(r"[1-9]\d{0,8}", word) for word in words):
+        raise ConfigError(f"{line.program} {' '.join(line.after)}: expected {usage}", hint="whole numbers")
+    return (*map(int, words), *defaults[len(words) :])
+
+
+def read_tbd_program(line: Line) -> Request:
+    """Read the program's flags."""
+    given = read_flags("tbd", line.after, negated=True, absl=True)
+    values = given.values
+    if values["num_gpus"] < 0:
+        raise ConfigError(f"--num_gpus={values['num_gpus']}: must be at least 0", hint="0 is the CPU")
+    hosts = values.get("worker_hosts", "").split(",")
+    geometry, notes = Geometry(), [*line.notes, *given.notes]
+    if hosts[0] or "num_gpus" in given.written:
+        geometry = Geometry(len(hosts), max(1, values["num_gpus"]))
+    elif values["distribution_strategy"] == "multi_worker_mirrored":  # it took every GPU there was
+        suite = values["batch_size"] == SUITE_BATCH
+        geometry = Geometry(1, SUITE_DEVICES) if suite else geometry
+        taken = f"the suite's {SUITE_DEVICES}" if suite else "one device's"
+        notes.append(f"--batch_size is of all GPUs; give --num_gpus, or it is taken as {taken}")
+    verb: Verb = "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
+    verb = "profile" if "profile_step" in values else verb
+    keys = list_tbd_keys(given, geometry, verb)
+    if values["use_synthetic_data"]:
+        keys["data.source"] = "synthetic"
+    elif verb == "train" or "data_dir" in given.written:
+        notes += set_data(keys, values["data_dir"] if "data_dir" in given.written else None, "--data_dir")
+    options = set_out(values.get("benchmark_log_dir"))
+    if verb == "profile":
+        count = min(values["steps_per_loop"], MOST_PROFILED)
+        options = ("--start", str(values["profile_step"]), "--iterations", str(count), *options)
+    return Request(verb, keys, options, geometry, notes)
+
+
+def list_tbd_keys(given: Given, geometry: Geometry, verb: Verb) -> dict[str, Any]:
+    """Return the keys that the flags set."""
+    values, devices = given.values, geometry.devices() or 1
+    if values["batch_size"] % devices:
+        raise ConfigError(f"--batch_size={values['batch_size']} does not divide among {devices} devices")
+    keys = given.keys
+    keys["train.batch_size"] = values["batch_size"] // devices
+    keys["loader.cache"] = "files" if values["training_dataset_cache"] else "off"
+    if values["dtype"] == "fp16":
+        scale = values.get("loss_scale", "128")
+        keys["train.loss_scale"] = float(scale) if re.fullmatch(r"\d+(\.\d*)?(e-?\d+)?", scale) else scale
+    if "data_format" in given.written:
+        keys["engine.channels_last"] = values["data_format"] == "channels_last"
+    if values["log_steps"] != 100:
+        keys["original.every_steps"] = values["log_steps"]
+    if values["num_gpus"] == 0:
+        keys["device"] = "cpu"
+    keys["stop.epochs"] = 1.0 if "train_steps" in values else float(values["train_epochs"])  # one epoch at most
+    ending = {"bench": "measure.iterations", "train": "stop.steps"}.get(verb)
+    return keys | ({ending: values["train_steps"]} if ending and "train_steps" in values else {})
+
+
+SC22_LINE = (
+    "torch_imagenet_resnet.py --base-lr 0.05 --kfac-update-freq 0 --kfac-cov-update-freq 50 --damping 0.003 "
+    "--model resnet50 --checkpoint-freq 90 --kfac-comm-method comm-opt --kfac-grad-worker-fraction 0.0 --epochs 1 "
+    "--lr-decay 30 60 80"
+)
+LAUNCH = "python -m torch.distributed.launch"
+SC22_SCRIPTS = {
+    "run-resnet.sh": f"{LAUNCH} --nproc_per_node=4 {SC22_LINE} --batch-size 64",
+    "resnet-singularity.sh": f"{LAUNCH} --nproc_per_node=4 {SC22_LINE} --batch-size 64",
+    "run-resnet-single.sh": f"{LAUNCH} --nproc_per_node=1 {SC22_LINE} --batch-size 16 --local_rank ${{1:-0}}",
+    "run-resnet-multi.sh": f"{LAUNCH} --nproc_per_node=3 --nnodes=${{2:-1}} {SC22_LINE} --batch-size ${{3:-64}}",
+}
+"""Their arguments: DEVICE RUN of -single, RUN NODES BATCH of -multi."""
+
+
+def understand_sc22(words: Sequence[str]) -> Request:
+    """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
+    line = read_line(words, PROGRAM, SC22_SCRIPTS)
+    given = read_flags("sc22", line.after)
+    values, written, keys = given.values, given.written, given.keys
+    if values["kfac-update-freq"] != 0:
+        raise ConfigError(
+            f"K-FAC is on, and there is none here: --kfac-update-freq is {values['kfac-update-freq']}",
+            hint="the study itself ran with --kfac-update-freq 0: give that",
+        )
+    keys["model.depth"] = int(values["model"].removeprefix("resnet"))
+    keys["train.precision"] = "fp16" if values["fp16"] else "fp32"
+    if values["batches-per-allreduce"] > 1:
+        keys["engine.split_phases"] = False  # phases alternate within a step
+    if "backend" in written:
+        keys["parallel.backend"] = values["backend"]
+    if values["no-cuda"]:
+        keys["device"] = "cpu"
+    elif values["local_rank"] > 0:
+        keys["device"] = f"cuda:{values['local_rank']}"
+    notes = [*line.notes, *given.notes]
+    if "train-dir" in written:
+        notes += set_data(keys, values["train-dir"], "--train-dir")
+    else:
+        notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
+    options = set_out(values["log-dir"] if "log-dir" in written else None)
+    return Request("bench", keys, options, line.geometry, notes)
+
+
+VERBS: dict[str, Verb] = {"training_benchmark": "bench", "train": "train", "train_and_evaluate": "train"}
+NEED_DATA = ("train", "train_and_evaluate", "evaluate")
+DECAY_EPOCHS = [30.0, 60.0, 80.0, 90.0]
+BATCH_UNIT_EPOCHS = 90.0
+"""Length of the schedule where --iter_unit=batch."""
+DALI = {
+    "augment.crop": "area",
+    "augment.area": [0.1, 1.0],
+    "augment.aspect": [0.8, 1.25],
+    "augment.normalise": "wmlce_dali",
+}
+
+
+def understand_wmlce(words: Sequence[str]) -> Request:
+    """Read main.py's flags, with or without what starts it."""
+    line = read_line(words, PROGRAM)
+    given = read_flags("wmlce", line.after, negated=True)
+    values, mode = given.values, given.values["mode"]
+    if values["use_tf_amp"] and values["precision"] == "fp16":
+        raise ConfigError(
+            "--use_tf_amp and --precision=fp16 exclude each other", hint="both are train.precision=fp16 here: give one"
+        )
+    verb: Verb = VERBS.get(mode, "eval")
+    keys = list_wmlce_keys(given)
+    notes = [*line.notes, *given.notes]
+    if mode in NEED_DATA or ("data_dir" in values and mode != "predict"):
+        notes += set_data(keys, values.get("data_dir"), "--data_dir")
+    if verb == "eval":
+        if "batch_size" in values and mode != "predict":
+            keys["eval.batch_size"] = values["batch_size"]
+        notes.append("saved weights bring their own precision and network; TensorFlow's checkpoints are not read")
+    else:
+        benches, count = verb == "bench", values["num_iter"]
+        keys["stop.epochs"] = float(count)
+        if values["iter_unit"] == "batch":
+            keys |= {"stop.epochs": BATCH_UNIT_EPOCHS, "measure.iterations" if benches else "stop.steps": count}
+        elif benches:
+            keys["measure.max_epochs"] = count
+        notes += ["--mode=train: here training ends with an evaluation, too"] * (mode == "train")
+        notes += ["--batch_size is not given: auto, what fits this device"] * ("batch_size" not in values)
+    options = set_out(values.get("results_dir"))
+    if mode == "inference_benchmark":
+        options = ("--bench", *options)
+    elif mode == "predict":
+        options = ("--predict", values.get("to_predict", "IMAGE"))
+    return Request(verb, keys, options, line.geometry, notes)
+
+
+def list_wmlce_keys(given: Given) -> dict[str, Any]:
+    """Return the keys that flags of every mode set."""
+    values = given.values
+    keys = {"train.batch_size": "auto", **given.keys, "train.precision": "fp32"}
+    if values["precision"] == "fp16" or values["use_tf_amp"]:  # fp32 has no loss scale, so the recipe's stays
+        scale = values["loss_scale"] if values["use_static_loss_scaling"] else "dynamic"
+        keys |= {"train.precision": "fp16", "train.loss_scale": scale}
+    if not values["use_cosine_lr"]:
+        keys |= {"schedule.name": "steps", "schedule.decay_epochs": DECAY_EPOCHS, "schedule.decay_late": True}
+    if values["use_dali"]:
+        keys |= DALI
+    if "data_format" in given.written:
+        keys["engine.channels_last"] = values["data_format"] == "NHWC"
+    if values["display_every"] != 10:
+        keys["original.every_steps"] = values["display_every"]
+    if values["gpu_id"]:
+        keys["device"] = f"cuda:{values['gpu_id']}"
+    return keys

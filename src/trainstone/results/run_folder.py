@@ -1,0 +1,306 @@
+"""Run folders: made, written atomically while the run goes on, and read back after any end, kill -9 included.
+
+Layout and names: docs/results-format.md.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import ValidationError
+
+from trainstone.config.load import hash_config, write_toml
+from trainstone.config.schema import Config
+from trainstone.errors import ResultError
+from trainstone.files import dump_json, write_atomically
+from trainstone.machine.launch_protocol import launch_name
+from trainstone.results.findings import check_throughput, finding
+from trainstone.results.schema.run import FINISHED, FORMAT, Kind, Process, Recipe, Result
+from trainstone.results.step_summary import summarise_steps
+from trainstone.results.steps import PHASE_COLUMNS, read_columns
+from trainstone.results.training import check_speed, scale_throughput
+from trainstone.results.verdicts import write_learning_verdict, write_verdict
+
+log = logging.getLogger(__name__)
+
+LOG_NAME = "log.txt"
+"""Of the process that writes the result, which holds a lock on it: it is never replaced by another file."""
+# A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
+STALE_SECONDS = 60.0
+# What is known of the start before only, and judged anew at the end.
+LAST_START: dict[str, Any] = {
+    **dict.fromkeys(("throughput", "step_seconds", "utilisation", "noise", "memory", "energy", "loader", "preflight")),
+    "devices": [],
+}
+
+
+class RunFolder:
+    """One run's folder; `result` is what result.json holds now. Of many ranks only the first writes it."""
+
+    def __init__(self, path: Path, result: Result, *, writes: bool = True) -> None:
+        self.path = path
+        self.result = result
+        self._writes = writes
+        self._before: tuple[Result, dict[str, bytes]] | None = None  # a run that was taken up, and its files
+
+    def update(self, **changes: Any) -> None:
+        self.result = self.result.model_copy(update=changes)
+        if not self._writes:
+            return
+        files = sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file())
+        self.result = self.result.model_copy(update={"files": [f for f in files if not f.endswith(".partial")]})
+        write_atomically(self.path / "result.json", dump_json(self.result.model_dump(mode="json", exclude_none=True)))
+
+    def write_config(self, config: Config) -> None:
+        if self._writes:
+            write_atomically(self.path / "config.toml", write_toml(config))
+        recipe = Recipe(name=config.name, version=config.version, sha256=hash_config(config))
+        self.update(config=config.model_dump(mode="json", exclude_none=True), recipe=recipe, system=config.system)
+
+    def write_machine(self, machine: dict[str, Any], software: dict[str, Any]) -> None:
+        if self._writes:
+            write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
+        self.update(machine=machine, software=software)
+
+    def remember(self) -> None:
+        files = [path for path in (self.path / "config.toml", self.path / "machine.json") if path.is_file()]
+        self._before = self.result, {path.name: path.read_bytes() for path in files}
+
+    def begin(self) -> None:
+        """A run that was taken up does something: from here on there is no way back."""
+        self._before = None
+
+    def undo(self) -> bool:
+        """Leave a run that was taken up as it was, unless it has done something; says whether it did so."""
+        if self._before is None:
+            return False
+        (result, files), self._before = self._before, None
+        for name, content in files.items():
+            write_atomically(self.path / name, [content])
+        self.result = result
+        self.update()
+        return True
+
+
+def name_run(recipe: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.") or "run"
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
+
+
+def create_run(
+    out: Path,
+    kind: Kind,
+    config: Config,
+    command: str,
+    *,
+    run_id: str | None = None,
+    folder: str | None = None,
+    there: bool = False,
+) -> RunFolder:
+    """Make a run folder with a first result.json of status running.
+
+    A run that is part of another may be given its id and the name of its folder; `there`: a launcher has made it.
+    """
+    run_id = run_id or name_run(config.name)
+    path = out / (folder or run_id)
+    with _explain_os_error(f"cannot write run folder {path}", "choose another folder with --out DIR"):
+        path.mkdir(parents=True, exist_ok=there)
+        result = Result(
+            kind=kind,
+            run_id=run_id,
+            command=command,
+            status="running",
+            recipe=Recipe(name=config.name, version=config.version, sha256=hash_config(config)),
+            process=_describe_process(),
+        )
+        run = RunFolder(path, result)
+        run.write_config(config)
+    return run
+
+
+@contextmanager
+def _explain_os_error(message: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise ResultError(f"{message}: {err.strerror or err}", hint=hint) from err
+
+
+def _describe_process(starts: int = 1) -> Process:
+    return Process(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        starts=starts,
+        launch=launch_name(),
+    )
+
+
+def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
+    """Take up a run of that kind that has ended in whatever way; what it wrote stays."""
+    result = read_result(path)
+    if result.kind != kind:
+        raise ResultError(f"{path} is a run of {result.kind}, which cannot be resumed", hint=f"{kind} runs can")
+    launch = launch_name()
+    # An attempt of the same launch is over: the engine starts no other before.
+    if launch is None or result.process.launch != launch:
+        refuse_running(path, result)
+    process = _describe_process(starts=result.process.starts + 1)
+    run = RunFolder(path, result)
+    with _explain_os_error(f"cannot write into {path}", "who may write there?"):
+        run.remember()
+        run.update(status="running", process=process, command=command, findings=[], verdict=None, **LAST_START)
+    return run
+
+
+@contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Hold a run folder for this process, until the end even if that is a kill; refuse one that another holds."""
+    with _explain_os_error(f"cannot write into {path}", "who may write there?"):
+        file = (path / LOG_NAME).open("a")
+    with file:
+        if not _lock(file.fileno()):
+            held = read_if_there(path)
+            who = f"process {held.process.pid} on {held.process.host}" if held else "another process"
+            raise ResultError(f"{path} is in use by {who}", hint="wait for it to end, or stop it first")
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    try:
+        with (path / LOG_NAME).open("r+b") as file:
+            return not _lock(file.fileno())
+    except OSError:
+        return False
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; False: another process has it. A file system without locks locks nothing."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as err:
+        log.debug("no lock: %s", err)
+    return True
+
+
+def refuse_running(path: Path, result: Result) -> None:
+    if result.status == "running":
+        told = f"{path} is still running: process {result.process.pid} on {result.process.host}"
+        raise ResultError(told, hint="wait for it, or stop it first")
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
+    with _explain_os_error(f"cannot look for runs in {folder}", "choose a folder you may read"):
+        if folder.is_dir():
+            next(folder.iterdir(), None)  # glob takes a folder that may not be read for an empty one
+        return sorted(path.parent for path in folder.glob("*/result.json"))
+
+
+def read_result(path: Path) -> Result:
+    """Read a run folder or a result.json; one that says running but whose process is gone reads as killed."""
+    file = path
+    try:
+        file = path / "result.json" if path.is_dir() else path
+        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError as err:
+        raise ResultError(f"no result in {path}: {file.name} is missing") from err
+    except (OSError, ValueError, RecursionError) as err:
+        raise ResultError(f"cannot read {file}: {err}") from err
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise ResultError(f"{file} is not a trainstone result: it has no format number")
+    if document["format"] > FORMAT:
+        told = f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}"
+        raise ResultError(told, hint="update trainstone")
+    try:
+        result = Result.model_validate(document)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ResultError(f"{file} is damaged at {where}: {first['msg']}") from err
+    if result.status == "running" and not is_alive(result.process, file.parent):
+        return result.model_copy(update={"status": "killed"})
+    return result
+
+
+def read_if_there(path: Path) -> Result | None:
+    try:
+        return read_result(path)
+    except ResultError:
+        return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def is_alive(process: Process, folder: Path) -> bool:
+    if process.host != socket.gethostname():
+        newest = max((p.lstat().st_mtime for p in folder.iterdir()), default=0.0)
+        return datetime.now().timestamp() - newest < STALE_SECONDS
+    try:
+        started = datetime.fromisoformat(process.started_utc).timestamp()
+        writer = psutil.Process(process.pid)
+        # A process younger than the run has only inherited its number.
+        return writer.status() != psutil.STATUS_ZOMBIE and writer.create_time() <= started + 1
+    except (psutil.Error, ValueError):  # gone, hidden, or a time that is none
+        return False
+
+
+def recover(path: Path) -> Result:
+    """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
+    result = read_result(path)
+    if result.status == "killed":  # so it wrote no finding
+        told = "the run ended without a word: killed, out of memory, or the machine went down"
+        resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
+        killed = finding("killed", told, hint=resume if result.kind in ("train", "sweep") else None)
+        result = result.model_copy(update={"findings": [*result.findings, killed]})
+    if result.throughput is not None or result.points or result.kind == "sweep":
+        return result
+    if result.kind == "train" and result.verdict is None:
+        verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
+        result = result.model_copy(update={"verdict": verdict})
+    file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
+    needed = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
+    try:
+        columns = read_columns(file, needed) if file.is_file() else {}
+        if not columns:
+            return result
+        summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
+    except ResultError as err:
+        return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
+    throughput = scale_throughput(summary.throughput, result.world.ranks)
+    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds, "phases": summary.phases}
+    if result.kind == "train":
+        findings, known = check_speed(throughput, summary.step_seconds), result.phases
+        if known is not None and result.status in (*FINISHED, "interrupted"):
+            found["phases"] = known
+        elif known is not None:
+            # Steps after the last evaluation count, too; but the step file may lack the steps of an earlier start.
+            names = ("train_seconds", "data_wait_seconds")
+            longer = {name: max(getattr(known, name) or 0.0, getattr(summary.phases, name) or 0.0) for name in names}
+            found["phases"] = summary.phases.model_copy(update=known.model_dump(exclude_none=True) | longer)
+    else:
+        findings = check_throughput(throughput, summary.step_seconds)
+        found["verdict"] = write_verdict(
+            f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then",
+            throughput,
+            None,
+            None,
+            device_kind="device",
+            precision=str(result.config.get("train", {}).get("precision")),
+            ranks=result.world.ranks,
+        )
+    return result.model_copy(update=found | {"findings": [*result.findings, *findings]})

@@ -1,0 +1,254 @@
+"""How many times as fast: the ratio of two sides with its interval and p-value, and when a difference may be claimed.
+
+Pure. All is done on logarithms: a ratio and its inverse then get the same answer, and differences are shares.
+How often it is wrong and how much it finds was simulated: docs/comparing.md, tests/unit/results/test_ratio.py.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainstone.machine.noise import Grade
+from trainstone.results.schema.run import Communication, Comparison, ComparisonRow, Finding, Judgement, Side, Throughput
+from trainstone.results.verdicts import write_row_verdict
+from trainstone.stats.throughput import MIN_BLOCKS, student_t_quantile, student_t_reach, student_t_tail
+from trainstone.text import printable
+from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_seconds
+
+Array = NDArray[np.float64]
+
+NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
+"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines. The
+noisiest run sets the floor.
+
+`doctor --aa` on a shared virtual machine with two cores, grade B, found a floor of 1.7 % in 60 s; A is what the rule
+for stopping a run aims at (half-width 1 %); C is SuperBench's rule for a defect, 5 %. None: not graded, taken as B.
+"""
+LEVEL = 0.05
+ORDER = "ABBA"
+MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
+OUTER, INNER = [0, 3], [1, 2]
+# The fewest degrees of freedom that an interval within a run can have (stats._t_factor). A p-value far from 0.05 is
+# read off that interval with these tails, the heaviest it can have.
+_WITHIN_DF = math.floor(1.5 * (MIN_BLOCKS - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    ratio: float
+    ci95: tuple[float, float] | None
+    ci_covers: str
+    p_value: float | None  # two-sided, of the ratio being 1; below 0.05 exactly if the interval excludes 1
+
+
+def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate:
+    """Compare the runs of two sides; what the interval covers depends on how many there are.
+
+    Of several with several: Welch's t with the degrees of freedom of Satterthwaite; the sides may scatter differently.
+    They are estimated, and too high where the spread of a few runs came out small against that of many: 2 and 10 of
+    the same were told apart in 10 % of simulations. With n runs on the shorter side, n - 1 are always few enough
+    (Mickey & Brown 1966), but then 2 and 5 find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way
+    to the 2 (n - 1) of two sides of n: at most 5.4 % with a noise floor of 2 % (docs/comparing.md).
+
+    Of one with several: is it out of line with them (Crawford & Howell 1998)? Their spread is taken for its own, too.
+    """
+    if len(a) == len(b) == 1:
+        return _within_runs(a[0], b[0])
+    logs = _logs(a), _logs(b)
+    difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    if len(a) == 1 or len(b) == 1:
+        several, where = (logs[0], "A") if len(a) > 1 else (logs[1], "B")
+        error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
+        covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
+        return from_error(difference, error, len(several) - 1, covers)
+    parts = [statistics.stdev(side) ** 2 / len(side) for side in logs]
+    variance = sum(parts)
+    spread_of_variance = sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    df = max(1.0, variance**2 / spread_of_variance) if spread_of_variance > 0 else 1.0
+    if len(a) != len(b):
+        df = min(df, 1.5 * (min(len(a), len(b)) - 1))
+    return from_error(difference, math.sqrt(variance), df, "between runs")
+
+
+def estimate_share(runs: Sequence[Throughput], published: float, *, per: int = 1) -> Estimate:
+    """Return runs / per as a share of a figure without spread: the interval is the runs' own, p-value there is none."""
+    centre = statistics.fmean(_logs(runs)) - math.log(per * published)
+    if len(runs) > 1:
+        error = statistics.stdev(_logs(runs)) / math.sqrt(len(runs))
+        covers = "between the runs; the published figure has none"
+        return replace(from_error(centre, error, len(runs) - 1, covers), p_value=None)
+    (run,) = runs
+    if run.ci95 is None:
+        return Estimate(math.exp(centre), None, printable(run.ci_covers), None)
+    low, high = (end / per / published for end in run.ci95)
+    return Estimate(math.exp(centre), (low, high), "the run's own; the published figure has none", None)
+
+
+def from_error(difference: float, error: float, df: float, covers: str) -> Estimate:
+    """Make Student's interval and p-value from a difference of logarithms and its standard error."""
+    quantile = student_t_quantile(0.975, df)
+    reach = quantile * error
+    ends = math.exp(difference - reach), math.exp(difference + reach)
+    return Estimate(math.exp(difference), ends, covers, _p_value(abs(difference), reach, quantile, df))
+
+
+def correct_holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct for the number of p-values there are (Holm 1979); one that is not there stays so."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, index) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        corrected[index] = largest
+    return corrected
+
+
+def judge(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> Judgement:
+    """Claim a difference if the interval excludes 1, the corrected p-value agrees and it is more than noise."""
+    if ci95 is None or p_holm is None:
+        return "not judged"
+    excludes_one = ci95[0] > 1 or ci95[1] < 1
+    if excludes_one and p_holm < LEVEL and abs(math.log(ratio)) > math.log1p(floor):
+        return "faster" if ratio > 1 else "slower"
+    return "no difference shown"
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the mean that fits ratios: of 2 and 1/2 it is 1 (Hoefler & Belli 2015, rule 4)."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def _within_runs(a: Throughput, b: Throughput) -> Estimate:
+    """Combine two intervals, each as lopsided as it is (MOVER, Zou & Donner 2008)."""
+    rates = a.images_per_second, b.images_per_second
+    difference = math.log(rates[0]) - math.log(rates[1])
+    if a.ci95 is None or b.ci95 is None:
+        sides = [(name, run) for name, run in (("A", a), ("B", b)) if run.ci95 is None]
+        why = "; ".join(f"{name}: {run.ci_covers.removeprefix('not established: ')}" for name, run in sides)
+        return Estimate(math.exp(difference), None, printable(f"not established: {why}"), None)
+    below_a, below_b = (math.log(rate / ci95[0]) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
+    above_a, above_b = (math.log(ci95[1] / rate) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
+    low, high = math.hypot(below_a, above_b), math.hypot(above_a, below_b)
+    ends = math.exp(difference - low), math.exp(difference + high)
+    reach = low if difference > 0 else high
+    p_value = _p_value(abs(difference), reach, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF)
+    covered = {a.ci_covers, b.ci_covers}
+    covers = "within each run" if covered == {"within this run"} else f"A: {a.ci_covers}; B: {b.ci_covers}"
+    return Estimate(math.exp(difference), ends, printable(covers), p_value)
+
+
+def _p_value(distance: float, reach: float, quantile: float, df: float) -> float:
+    """Two-sided, of an interval that reaches so far towards 1."""
+    if reach <= 0:
+        return 1.0 if distance == 0 else 0.0
+    return min(1.0, 2 * student_t_tail(quantile * distance / reach, df))
+
+
+def _logs(runs: Sequence[Throughput]) -> list[float]:
+    return [math.log(run.images_per_second) for run in runs]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired(Estimate):
+    noise_floor: float | None
+    judgement: Judgement
+    rates: dict[str, float]  # images a second of A and of B over these rounds
+
+
+def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
+    """Compare A with B: one row a round, four columns, the blocks A B B A.
+
+    The ratio is the geometric mean over rounds of images / time of both A blocks over the same of both B blocks, the
+    interval Student's t on the logarithms.
+
+    The noise floor is the half-width of the same interval made of changes within an arm: half of A's change from its
+    first to its last block plus half of B's. Where blocks are independent that has the variance of a round's log ratio;
+    where the machine wanders it has more, since A's blocks lie three apart; and no difference of A and B is in it.
+    """
+    counts, times = (np.asarray(values, dtype=np.float64).reshape(-1, 4) for values in (images, seconds))
+    rounds = len(times)
+    if rounds == 0:
+        raise ValueError("no complete round A B B A")
+    ratios = _log_rates(counts, times, OUTER) - _log_rates(counts, times, INNER)
+    mean = float(ratios.mean())
+    pairs = zip("AB", (OUTER, INNER), strict=True)
+    rates = {arm: float(counts[:, blocks].sum() / times[:, blocks].sum()) for arm, blocks in pairs}
+    if rounds < MIN_ROUNDS:
+        why = f"not established: {format_count(rounds, 'complete round')} A B B A, {MIN_ROUNDS} needed"
+        return Paired(math.exp(mean), None, why, None, None, "not judged", rates)
+    levels = np.log(counts / times)
+    changes = (levels[:, 3] - levels[:, 0] + levels[:, 2] - levels[:, 1]) / 2
+    estimate = from_error(mean, _standard_error(ratios), rounds - 1, "interleaved blocks")
+    floor = math.expm1(student_t_quantile(0.975, rounds - 1) * _standard_error(changes))
+    judgement = judge(estimate.ratio, estimate.ci95, estimate.p_value, floor)
+    return Paired(**asdict(estimate), noise_floor=floor, judgement=judgement, rates=rates)
+
+
+def write_comparison(
+    paired: Paired, name: str, labels: Mapping[str, str], runs: Mapping[str, str], differences: Sequence[str]
+) -> Comparison:
+    a, b = (Side(label=labels[arm], runs=[runs[arm]], images_per_second=paired.rates[arm]) for arm in "AB")
+    row = ComparisonRow(
+        label=name,
+        a=a,
+        b=b,
+        **{name: value for name, value in asdict(paired).items() if name != "rates"},
+        p_holm=paired.p_value,  # there is one row, so nothing to correct for
+        differences=list(differences),
+    )
+    return Comparison(rows=[row], verdict=write_row_verdict(row))
+
+
+def judge_exchange(sizes: Communication, seconds: Sequence[Sequence[Sequence[float]]]) -> Communication:
+    """Hold steps with exchange (A) against those without (B): ranks, rounds, seconds of the four blocks A B B A.
+
+    Of each block the slowest rank counts: with exchange all wait for it, so that it takes longer is no communication.
+    A round is one observation; the interval is Student's t over rounds, from six on.
+    """
+    slowest = np.asarray(seconds, dtype=np.float64).reshape(len(seconds), -1, 4).max(axis=0)
+    with_it, without = slowest[:, OUTER].mean(axis=1), slowest[:, INNER].mean(axis=1)
+    exposed = with_it - without
+    interval, rounds = None, len(exposed)
+    if rounds >= MIN_ROUNDS:
+        error = student_t_reach(exposed)
+        interval = float(exposed.mean()) - error, float(exposed.mean()) + error
+    # With an interval its middle; of few rounds the median, which one disturbed round moves less.
+    cost = float(exposed.mean()) if interval else float(np.median(exposed))
+    share = cost / float(np.median(with_it))
+    return sizes.model_copy(update={"exposed_seconds": cost, "exposed_ci95": interval, "share": share})
+
+
+def tell_exchange(communication: Communication) -> str:
+    """Return 102 MB of gradients a step; 31 ms of it not hidden, 8.1 % of a step."""
+    size = f"{format_bytes(communication.gradient_bytes)} of gradients a step"
+    exposed, share, interval = communication.exposed_seconds, communication.share, communication.exposed_ci95
+    if exposed is None or share is None:
+        return f"{size}; what it costs was not measured"
+    if exposed <= 0 or (interval is not None and interval[0] <= 0):
+        most = f" (at most {format_seconds(interval[1])})" if interval and interval[1] > 0 else ""
+        return f"{size}; it costs less than the noise{most}"
+    spread = f" ({format_interval(interval, format_seconds)})" if interval else ""
+    return f"{size}; it makes a step {format_seconds(exposed)} longer{spread}, {format_percent(share)} of it"
+
+
+def gather_findings(by_arm: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """List the findings of both arms, each with the arm's name before it; what both have stands once."""
+    arms: dict[Finding, list[str]] = {}
+    for arm, findings in by_arm.items():
+        for found in findings:
+            arms.setdefault(found, []).append(arm)
+    return [
+        found.model_copy(update={"message": f"{' and '.join(named)}: {found.message}"}) for found, named in arms.items()
+    ]
+
+
+def _log_rates(counts: Array, times: Array, blocks: list[int]) -> Array:
+    return np.asarray(np.log(counts[:, blocks].sum(axis=1) / times[:, blocks].sum(axis=1)))
+
+
+def _standard_error(values: Array) -> float:
+    return float(values.std(ddof=1)) / math.sqrt(values.size)
