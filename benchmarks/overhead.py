@@ -27,9 +27,9 @@ from trainstone.config.schema import MeasureConfig
 from trainstone.engine.fit import Fitted
 from trainstone.engine.optim import LossScale
 from trainstone.engine.task import Task, build_task
-from trainstone.flows.bench.result import observe, open_recorder
 from trainstone.flows.bench.run import measure_steps
 from trainstone.flows.lifecycle import lifecycle
+from trainstone.flows.observation import observe, open_recorder
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.flops import Work

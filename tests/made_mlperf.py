@@ -16,8 +16,8 @@ from made_learning import make_training
 from made_results import write_run
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.engine.task import order_pictures
-from trainstone.flows.train.events import Cadence
+from trainstone.engine.dataset import order_pictures
+from trainstone.engine.event_schedule import Cadence
 from trainstone.machine.page_cache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet

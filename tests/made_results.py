@@ -13,7 +13,8 @@ from command import ROOT
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.machine.noise import Noise
-from trainstone.results.schema.data_bench import Demand, Feeding, Stage, ThreadPoint, rate_per_core
+from trainstone.results.loader_speed import rate_per_core
+from trainstone.results.schema.data_bench import Demand, Feeding, Stage, ThreadPoint
 from trainstone.results.schema.run import Device, Point, Process, Recipe, Result, Throughput, World
 from trainstone.results.schema.timeline import Timeline
 

@@ -7,7 +7,7 @@ import torch
 
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.engine.task import build_network
+from trainstone.engine.network import build_network
 from trainstone.flows.train.checkpoint import write_checkpoint
 from trainstone.results.schema.quality import Evaluation
 

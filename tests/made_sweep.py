@@ -13,7 +13,8 @@ from made_results import make_result
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.flows import child_runs
-from trainstone.flows.sweep.run import Plan, make_plan, run_sweep
+from trainstone.flows.sweep.plan import Plan, make_plan
+from trainstone.flows.sweep.run import run_sweep
 from trainstone.machine.facts import read_software
 from trainstone.results.run_folder import RunFolder, create_run
 from trainstone.results.schema.run import Result

@@ -163,7 +163,7 @@ def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments
 @contextmanager
 def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
     from trainstone.config.load import load_config
-    from trainstone.engine.distributed.roll_call import meet_all
+    from trainstone.engine.distributed.rendezvous import meet_all
 
     config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
     with meet_all(config, None) as world:
@@ -250,14 +250,14 @@ def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subproc
 def leave_out() -> None:
     import trainstone.cli.execute
     import trainstone.machine.supervisor
-    from trainstone.flows.bench import result
+    from trainstone.flows import observation
     from trainstone.measure.peaks import Peaks
 
     vars(trainstone.cli.execute)["write_page"] = lambda _run: None
     forking = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
     vars(trainstone.machine.supervisor)["subprocess"] = forking
     trainstone.machine.supervisor.POLL_SECONDS = 0.05
-    vars(result)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
+    vars(observation)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
 def wait_for(pid: int, seconds: float = LIMIT) -> int | None:

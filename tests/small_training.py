@@ -55,13 +55,13 @@ def train_here(
     act: Callable[[Progress], None] = lambda _progress: None,
 ) -> RunFolder:
     """Train in this process, into a new run below `folder` or into the run `folder`; `act` sees all progress."""
-    from trainstone.flows.bench import result as conclude
-    from trainstone.flows.train import loop
+    from trainstone.flows import observation
+    from trainstone.flows.train.run import run_train
     from trainstone.measure.peaks import Peaks
 
-    monkeypatch.setattr(conclude, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
+    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     run = reopen_run(folder, "train", "x") if resume else create_run(folder, "train", config, "x")
-    for progress in follow(partial(loop.run_train, strict=False, resume=resume), config, run):
+    for progress in follow(partial(run_train, strict=False, resume=resume), config, run):
         act(progress)
     return run
 

@@ -129,7 +129,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def train_rank(folder: str) -> str:
-    from trainstone.flows.train.loop import run_train
+    from trainstone.flows.train.run import run_train
     from trainstone.machine.ranks import read_rank
 
     config = make_config(device="cuda", eval__target=1.0, parallel__compression="bf16", parallel__bn_ranks=2)

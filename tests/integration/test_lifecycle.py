@@ -28,11 +28,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("verb", "place"),
-    [("train", "start.open_both"), ("eval", "evaluation.open_pictures"), ("bench", "start.open_data")],
+    [("train", "train.start.open_both"), ("eval", "evaluate.run.open_pictures"), ("bench", "prepare.open_data")],
 )
 def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Path, checkpoint: Path, verb: str, place):
-    module, function = place.split(".")
-    fail = f"import trainstone.train.{module} as flow; flow.{function} = lambda *_: 1 / 0"
+    module, _, function = place.rpartition(".")
+    fail = f"import trainstone.flows.{module} as flow; flow.{function} = lambda *_: 1 / 0"
     words = {"train": TRAIN, "eval": ("eval", str(checkpoint)), "bench": ("bench", *narrow_arguments())}[verb]
     ended = nursery.start(*words, "--out", str(tmp_path), prepare=fail).wait()
     assert ended.code == 1

@@ -17,21 +17,20 @@ QUICK = {"parallel.meeting_seconds": 12.0, "stop.steps": 1, "data.generated_trai
 BOTH = ["h1", "h2"]
 # Ranks change what they find; the number of the rank that does is put in.
 OTHER_VERSION = """
-import os; from trainstone.train.preflight import roll; real = roll.read_versions
-if os.environ['RANK'] == '1': roll.read_versions = lambda: {{**real(), '{name}': '2.12.1'}}
+import os; from trainstone.engine.distributed import roll_call; real = roll_call.read_versions
+if os.environ['RANK'] == '1': roll_call.read_versions = lambda: {{**real(), '{name}': '2.12.1'}}
 """
 NO_DEVICE = """
-import os, torch; from trainstone.train import distributed, fit
-from trainstone.train.preflight import roll
+import os, torch; from trainstone.engine.distributed import data_parallel, rendezvous, roll_call
 def choose(_device, rank):
-    distributed.place_device(torch.device('cuda'), rank)
+    data_parallel.place_device(torch.device('cuda'), rank)
     return torch.device('cpu')
 torch.cuda.device_count = lambda: 2 if os.environ['RANK'] == '0' else 0
-roll.choose_rank_device = choose
+roll_call.choose_rank_device = rendezvous.choose_rank_device = choose
 """
 STOPS = """
-import os, signal; from trainstone.train.preflight import {module}, roll
-roll.REST_SECONDS = 5.0
+import os, signal; from trainstone.engine.distributed import {module}, roll_call
+roll_call.REST_SECONDS = 5.0
 def stop(*_): os.kill(os.getpid(), signal.{signal})
 if os.environ['RANK'] == '{rank}': {module}.{function} = stop
 """
@@ -152,10 +151,10 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
     silent = "no answer from h2 (1) after connecting to {}"
-    cases = [(1, "roll", "check_rank", silent, "SIGSTOP"), (1, "roll", "open_group", silent, "SIGSTOP")]
+    cases = [(1, "roll_call", "check_rank", silent, "SIGSTOP"), (1, "rendezvous", "open_group", silent, "SIGSTOP")]
     lost = "rank 1 on h2 lost rank 0 at {}: it "
-    cases += [(0, "roll", "compare_ranks", f"{lost}does not answer", "SIGSTOP")]
-    cases += [(0, "roll", "compare_ranks", f"{lost}ended without a message", "SIGKILL")]
+    cases += [(0, "roll_call", "compare_ranks", f"{lost}does not answer", "SIGSTOP")]
+    cases += [(0, "roll_call", "compare_ranks", f"{lost}ended without a message", "SIGKILL")]
     started = []
     for rank, module, function, told, number in cases:
         stops = STOPS.format(rank=rank, module=module, function=function, signal=number)

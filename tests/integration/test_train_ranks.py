@@ -160,11 +160,11 @@ def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
 # No energy counter can be read here: each rank is a host of its own with a counter of 100 W and 200 W.
 METERED = """
 import os
-import trainstone.flows.bench.result as conclude
+import trainstone.flows.speed_summary as speed
 rank = int(os.environ["RANK"])
-inner = conclude.summarise
-conclude.name_host = lambda: f"node{rank}"
-conclude.summarise = lambda *a, **k: {**inner(*a, **k), "average_watts": 100.0 * (1 + rank), "meter": "made up"}
+inner = speed.summarise
+speed.name_host = lambda: f"node{rank}"
+speed.summarise = lambda *a, **k: {**inner(*a, **k), "average_watts": 100.0 * (1 + rank), "meter": "made up"}
 """
 
 

@@ -85,7 +85,8 @@ def compare(
     """Compare runs: how many times as fast A is as B, with an interval; unlike runs are refused."""
     from rich.console import Console
 
-    from trainstone.cli.render.run import print_comparison, print_lines
+    from trainstone.cli.render.run import print_comparison
+    from trainstone.cli.render.tables import print_lines
     from trainstone.results import compare as results
 
     if fail_below is not None:

@@ -100,7 +100,7 @@ def bench(
 
     def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
-        from trainstone.flows.bench.input_baselines import run_data_bench
+        from trainstone.flows.data_bench.run import run_data_bench
         from trainstone.results.schema.data_bench import Demand
 
         given = Demand(device="", devices=1, images_per_second=demand, how="given") if demand is not None else None
@@ -430,7 +430,7 @@ def print_findings(path: Path, storage: str, findings: "Findings", *, as_json: b
 def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
     from rich.console import Console
 
-    from trainstone.cli.render.run import print_lines, print_rows
+    from trainstone.cli.render.tables import print_lines, print_rows
 
     console = Console(file=sys.stdout, highlight=False)
     what = "to classify" if summary.kind == "classify" else "to detect objects in"
@@ -448,7 +448,7 @@ def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
 
 
 def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tuple[str, str]]:
-    from trainstone.cli.render.run import draw_histogram
+    from trainstone.cli.render.sparkline import draw_histogram
 
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"

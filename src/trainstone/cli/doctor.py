@@ -46,7 +46,7 @@ def doctor(
 
     def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
-        from trainstone.flows.compare.pair import run_same_twice
+        from trainstone.flows.compare.aa_test import run_same_twice
 
         return (yield from run_same_twice(life, outcome))
 

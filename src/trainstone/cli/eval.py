@@ -17,7 +17,7 @@ from trainstone.units import format_bytes
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
-    from trainstone.flows.train.checkpoint import Saved
+    from trainstone.flows.evaluate.load_weights import Saved
 
 
 def evaluate(
@@ -116,7 +116,7 @@ def open_requested(
     refuse_repeated(checkpoint)
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
-        from trainstone.flows.train.checkpoint import check_weights, open_saved, resolve_config
+        from trainstone.flows.evaluate.load_weights import check_weights, open_saved, resolve_config
 
         line.show(Progress("reading the weights"))
         saved = open_saved(checkpoint)
@@ -132,7 +132,8 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
             restart_keeping_memory()
 
     def flow(life: Life) -> ProgressStream:
-        from trainstone.flows.evaluate.run import run_eval, run_inference
+        from trainstone.flows.evaluate.inference import run_inference
+        from trainstone.flows.evaluate.run import run_eval
 
         return (yield from (run_inference if mode == "bench" else run_eval)(life, saved))
 
@@ -141,7 +142,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
 
 def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool) -> None:
     """Print what images show; one that cannot be read makes the exit code that of bad data."""
-    from trainstone.flows.evaluate.run import predict
+    from trainstone.flows.evaluate.predict import predict
 
     seen = []
     for found in predict(config, saved, images, top):

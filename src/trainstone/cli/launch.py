@@ -105,15 +105,15 @@ def mpi(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.launch import local as engines
+    from trainstone.launch import mpi
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
-    options = engines.Options(ranks, host, hostfile, container, max_restarts, mpirun)
-    plan = partial(engines.plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
+    options = mpi.Options(ranks, host, hostfile, container, max_restarts, mpirun)
+    plan = partial(mpi.plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
     planned = plan(verb.out.absolute() / "RUN")
     if not (dry_run or verb.dry_run):
-        engines.check_start(planned, options, verb)
+        mpi.check_start(planned, options, verb)
     run_launch(plan, verb, dry_run=dry_run, verbose=bool(verbose))
 
 

@@ -73,7 +73,7 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
     """Sum logs up: minutes, epochs and accuracy of each run, MLPerf's score, epochs against the reference."""
     from rich.console import Console
 
-    from trainstone.cli.render.run import lay_out, print_lines
+    from trainstone.cli.render.tables import lay_out, print_lines
     from trainstone.results.mlperf import summary as results
     from trainstone.results.mlperf.logs import find_logs, read_logs
 
@@ -130,7 +130,7 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from trainstone.cli.render.run import print_lines
+    from trainstone.cli.render.tables import print_lines
 
     console = Console(file=sys.stdout, highlight=False, width=WIDEST)
     for verdict in verdicts:

@@ -14,7 +14,7 @@ from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.launch_protocol import launch_name
 
 if TYPE_CHECKING:
-    from trainstone.flows.sweep.run import Plan
+    from trainstone.flows.sweep.plan import Plan
 
 RUNS = Path("runs")
 Over = Annotated[
@@ -62,7 +62,8 @@ def sweep(
 ) -> None:
     """Measure over batch sizes, or any key; find and explain the knee."""
     from trainstone.config.load import load_config
-    from trainstone.flows.sweep.run import find_due, make_plan, resume_plan, run_sweep
+    from trainstone.flows.sweep.plan import make_plan, resume_plan
+    from trainstone.flows.sweep.run import find_due, run_sweep
     from trainstone.results.run_folder import read_result
 
     flags = options.collect_flags({"measure.seconds": seconds, "seed": seed, "device": device}, data)

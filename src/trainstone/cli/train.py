@@ -83,7 +83,7 @@ def run_flow(life: Life, *, repeated: "Repeated | None", strict: bool, resume: b
 
         return (yield from repeat_training(life, repeated))
     yield Progress("loading torch")
-    from trainstone.flows.train.loop import run_train
+    from trainstone.flows.train.run import run_train
 
     return (yield from run_train(life, strict=strict, resume=resume))
 
@@ -112,7 +112,7 @@ def load_asked(
 
 def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool, changed: bool) -> "Repeated | None":
     """Return what --runs asks for, or the run that is resumed was asked for; None: a single run."""
-    from trainstone.flows.sweep.run import check_settled
+    from trainstone.flows.sweep.plan import check_settled
     from trainstone.results.run_folder import read_result
     from trainstone.results.schema.quality import Repeated
 

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
+from trainstone.engine.batches import feed_device
 from trainstone.engine.distributed.collectives import World, broadcast_dict, gather_rows
-from trainstone.engine.task import Task, feed_device
+from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.task import Task
 from trainstone.files import write_atomically
-from trainstone.flows.bench.stop_rule import Pact
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.devices import autocast
 from trainstone.results.progress import Progress

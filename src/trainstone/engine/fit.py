@@ -11,12 +11,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstone.config.schema import Config, change_section
-from trainstone.engine.distributed.collectives import place_device
+from trainstone.engine.distributed.data_parallel import place_device
 from trainstone.engine.loop import train_steps
 from trainstone.engine.lr_schedule import tell_rate
+from trainstone.engine.network import apply_process_settings
 from trainstone.engine.optim import is_torchs
 from trainstone.engine.precision_trial import Trial, fastest, try_precisions
-from trainstone.engine.task import apply_process_settings, build_task
+from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores

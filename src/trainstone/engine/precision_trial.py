@@ -1,7 +1,8 @@
 """Which precisions does this device really execute, and how fast? A trial in a child process.
 
 CPU flags lie: a virtual machine may show AMX and die of an illegal instruction in it, and bf16 runs 13 times slower
-than fp32 where it is emulated. A child can die without harm. By hand: 
+than fp32 where it is emulated. A child can die without harm. By hand:
+
     python -m trainstone.engine.precision_trial cpu fp32,bf16 2
 """
 

@@ -17,7 +17,7 @@ from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.launch_protocol import RESUMABLE_VERBS, name_host
 from trainstone.machine.ranks import read_meeting, read_rank
-from trainstone.machine.signals import StopSignals
+from trainstone.machine.signals import OTHER_RANK, StopSignals
 from trainstone.results.findings import finding
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import RunFolder
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from trainstone.engine.distributed.collectives import World
 
 log = logging.getLogger(__name__)
-
-OTHER_RANK = "a signal to another rank"
 
 
 class Lifecycle:
@@ -57,7 +55,7 @@ class Lifecycle:
 
     def join(self) -> Iterator[Progress]:
         """Connect with the other ranks, if any, share the run folder, write the machine's facts."""
-        from trainstone.engine.distributed.roll_call import meet_all, share_run
+        from trainstone.engine.distributed.rendezvous import meet_all, share_run
         from trainstone.engine.distributed.store import format_address
 
         run = self.run if self.rank.number == 0 else None
@@ -76,7 +74,7 @@ class Lifecycle:
         """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
         if self.rank.world == 1:
             return self.signals.received
-        from trainstone.flows.bench.stop_rule import Pact
+        from trainstone.engine.distributed.stop_agreement import Pact
 
         pact = Pact(self.world, self.signals)
         pact.look()
@@ -152,7 +150,7 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
         hint = "all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share"
         return ResultError(f"rank {rank.number} on {name_host()}: {place}", hint=hint)
     if isinstance(err, RuntimeError):
-        from trainstone.engine.distributed.collectives import explain_torch_error
+        from trainstone.engine.torch_errors import explain_torch_error
 
         return explain_torch_error(err)
     return None

@@ -2,30 +2,24 @@
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.splits import OpenSplit, digest_samples
-from trainstone.engine.distributed.collectives import World, barrier, broadcast_dict, gather, settle_buckets
+from trainstone.data.splits import OpenSplit
+from trainstone.engine.dataset import open_data, provide_data, settle_classes
+from trainstone.engine.distributed.collectives import World, barrier, broadcast_dict, gather
+from trainstone.engine.distributed.data_parallel import settle_buckets
 from trainstone.engine.fit import Fitted, fit_to_machine
-from trainstone.engine.lr_schedule import check_rate, peak_rate
-from trainstone.engine.task import Task, find_data, open_data, order_pictures, provide_data, settle_classes
-from trainstone.errors import ConfigError, DataError
+from trainstone.engine.task import Task
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.train.checkpoint import Checkpoint, keep_best
-from trainstone.flows.train.state import Course
 from trainstone.machine.launch_protocol import name_host
-from trainstone.machine.ranks import Rank
 from trainstone.measure.recorder import Sink
 from trainstone.originals.output_file import Facts, Seat
 from trainstone.originals.registry import list_writers
-from trainstone.results.findings import finding
 from trainstone.results.progress import Progress
-from trainstone.results.schema import run as schema
-from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 
@@ -46,36 +40,6 @@ def provide_for_all(config: Config, life: Lifecycle) -> Iterator[Progress]:
                 break
         barrier(world)
     life.check_stop()
-
-
-class Pictures(NamedTuple):
-    """What is trained on, and what is validated with."""
-
-    training: OpenSplit
-    validation: OpenSplit | None
-    """None: the set has no such split, and the recipe can do without."""
-
-
-def open_both(config: Config) -> Pictures:
-    """Open the pictures to train on and those to validate with; these may lack where nothing depends on them."""
-    training = open_data(config, "train")
-    if training is None:
-        raise ConfigError(
-            f"recipe {config.name} has no pictures to learn from: its data is synthetic",
-            hint="give --data DIR; `trainstone train demo-classify` and `demo-detect` make their own",
-        )
-    # A set of one split is taken for either.
-    alone = len(training.dataset.splits) == 1
-    has_validation = not alone and any(split.name == "val" for split in training.dataset.splits)
-    if not has_validation and config.eval.target is None and not (config.eval.every_epochs or config.eval.at_epochs):
-        return Pictures(training, None)
-    if alone and "val" not in training.dataset.lacking:  # of those opening val tells
-        raise DataError(
-            f"{find_data(config)} has one split, {training.name}: nothing is left to validate with",
-            hint="`trainstone data` makes a train and a val split of what it knows; class folders: train/ and val/; "
-            "with eval.every_epochs = 0 and no eval.target `train` does without",
-        )
-    return Pictures(training, open_data(config, "val"))
 
 
 def agree_on(config: Config, world: World, *keys: str) -> Config:
@@ -119,33 +83,6 @@ def open_originals(life: Lifecycle, fitted: Fitted, **facts: Any) -> Iterator[Si
     )
 
 
-def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:
-    """Start the run's clock, or let it go on."""
-    train, training = config.train, pictures.training
-    order = order_pictures(config, len(training.source), rank)
-    course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate, starts=starts)
-    course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures if split}
-    if checkpoint:
-        course.go_on_from(checkpoint.document, str(checkpoint.path))
-        # With other images, or another number of them a step, it would not be the same run.
-        before = checkpoint.document.get("global_batch")
-        if before != course.global_batch:
-            ranks = format_count(rank.world, "rank")
-            raise ConfigError(
-                f"the run has {before} images a step so far; {ranks} with train.batch_size = {train.batch_size} have "
-                f"{course.global_batch}",
-                hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
-            )
-        if (checkpoint.document.get("pictures"), checkpoint.document.get("data")) != (course.pictures, course.data):
-            raise DataError(
-                "the data set is not the one that the run began with: pictures were added, taken away or changed",
-                hint="bring it back as it was, or start a new run",
-            )
-        if course.is_best_now and config.checkpoint.best and rank.number == 0:
-            keep_best(checkpoint.path.parent, course.done)  # it may have been killed before it did
-    return course
-
-
 def settle_gradients(task: Task, config: Config) -> None:
     """Before the first step of several ranks: bring gradients into the order that they are all-reduced in."""
     if not isinstance(task.model, DistributedDataParallel):
@@ -159,16 +96,3 @@ def settle_gradients(task: Task, config: Config) -> None:
         loss.backward()
 
     settle_buckets(task.model, run_once)
-
-
-def list_doubts(config: Config, pictures: Pictures, global_batch: int, rank: Rank) -> list[schema.Finding]:
-    """Findings about a rate that is far from usual ones, and where there is nothing to validate with."""
-    peak = peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate)
-    told = check_rate(config.optimizer, peak=peak, global_batch=global_batch)
-    findings = [finding("learning-rate", told)] if told else []
-    if pictures.validation is None:
-        splits = ", ".join(split.name for split in pictures.training.dataset.splits)
-        told = f"{find_data(config)} has nothing to validate with (splits: {splits}): the network is not evaluated"
-        told += "; without eval_accuracy MLPerf's checker refuses mlperf.log"
-        findings.append(finding("not-evaluated", told))
-    return findings

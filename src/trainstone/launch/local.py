@@ -1,17 +1,13 @@
 """Engines that start ranks from here: torchrun on this host; Open MPI's mpirun on one or many, also in Apptainer."""
 
 import os
-import re
 import shlex
-import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from trainstone.errors import ConfigError, MachineError
-from trainstone.launch.verb import IMAGE_PYTHON, Verb, rank_environment
-from trainstone.machine.cpus import GIVEN_CPUS, available_cores, memory_available_bytes
+from trainstone.launch.verb import Verb, rank_environment
+from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.launch_protocol import name_host
 from trainstone.machine.supervisor import Plan
@@ -20,12 +16,6 @@ from trainstone.units import format_bytes, format_count
 # The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
 # 32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread).
 RANK_MEMORY_BYTES = 1300 * 2**20
-# Variables of the user's that ranks on other hosts get as well.
-FORWARDED = ("TRAINSTONE_", "NCCL_", "GLOO_", "OMP_", "MASTER_")
-# A scheduler that has set one of these tells mpirun the hosts.
-SCHEDULERS = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"}
-Hosts = list[tuple[str, int | None]]
-"""Each host with its number of slots; None: not given."""
 
 
 def count_cuda_devices() -> int:
@@ -96,114 +86,3 @@ def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: 
         f"with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
         hint="\n".join(hints),
     )
-
-
-class Options(NamedTuple):
-    """Of mpirun."""
-
-    ranks: int | None = None
-    host: str | None = None
-    hostfile: Path | None = None
-    container: str | None = None
-    max_restarts: int = 0
-    words: str = ""  # for mpirun itself
-
-
-def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
-    """Plan ranks on the named hosts, else on this one or on what a scheduler gives mpirun.
-
-    There are as many as requested, else as the hosts have slots, else one per device of the system.
-    """
-    settings = verb.system.launch if verb.system else None
-    if options.host and options.hostfile:
-        raise ConfigError("--host and --hostfile both name hosts", hint="give one of them")
-    hosts = read_hosts(options.host) if options.host else read_hostfile(options.hostfile) if options.hostfile else []
-    slots = sum(number or 0 for _, number in hosts) if all(number for _, number in hosts) else 0
-    devices = verb.system.nodes * verb.system.devices_per_node if verb.system else 0
-    ranks = options.ranks or slots or devices
-    if not ranks:
-        hint = "add -np N, or name hosts with their slots: --host n1:4,n2:4"
-        raise ConfigError("the number of ranks is not known", hint=hint)
-    environment = rank_environment(run, launch, ranks=ranks, bind=True)
-    if hosts and "MASTER_ADDR" not in os.environ:
-        environment["MASTER_ADDR"] = hosts[0][0]
-    environment |= settings.environment if settings else {}
-    command, container = verb.command(), options.container or (settings.container if settings else None)
-    if container is not None:
-        program = "apptainer" if shutil.which("apptainer") or not shutil.which("singularity") else "singularity"
-        # Whether there are devices is for the ranks' hosts to say: --nv without one only warns.
-        gpus, binds = verb.config.device != "cpu", [Path.cwd(), run.parent]
-        command = verb.wrap(verb.command(IMAGE_PYTHON), container, binds, gpus=gpus, program=program)
-    return Plan(
-        engine="mpi",
-        command=(*mpirun(options, ranks, environment), *command),
-        environment=environment,
-        prologue=settings.prologue if settings else (),
-        attempts=1 + options.max_restarts,
-    )
-
-
-def mpirun(options: Options, ranks: int, environment: Mapping[str, str]) -> list[str]:
-    """Return mpirun's words. Ranks bind themselves; a name alone after -x takes the value from mpirun's environment."""
-    theirs = [name for name in os.environ if name.startswith(FORWARDED) and name != GIVEN_CPUS]
-    words = ["mpirun", "-np", str(ranks)]
-    words += ["--host", options.host] if options.host else []
-    words += ["--hostfile", str(options.hostfile)] if options.hostfile else []
-    words += ["--bind-to", "none", "--wdir", str(Path.cwd())]
-    words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    words += [word for name in sorted({*environment, *theirs}) for word in ("-x", name)]
-    try:
-        return [*words, *shlex.split(options.words)]
-    except ValueError as err:
-        raise ConfigError(f"--mpirun {options.words}: {err}") from err
-
-
-def check_start(plan: Plan, options: Options, verb: Verb) -> None:
-    """Refuse to start where a program is missing; a prologue may bring it.
-
-    Also a system of several nodes of which none is named: mpirun would take this host for all of them.
-    """
-    nodes = verb.system.nodes if verb.system else 1
-    if nodes > 1 and not (options.ranks or options.host or options.hostfile) and not SCHEDULERS & os.environ.keys():
-        raise ConfigError(
-            f"system {verb.config.system} has {nodes} nodes, and nothing names them",
-            hint="--host a:4,b:4 or --hostfile FILE, or start it inside a scheduler's allocation",
-        )
-    if plan.prologue:
-        return
-    if shutil.which("mpirun") is None:
-        raise MachineError(
-            "there is no mpirun here", hint="install Open MPI (Debian: openmpi-bin), or `module load` it in a prologue"
-        )
-    inside = {"apptainer", "singularity"} & set(plan.command)
-    if inside and shutil.which(inside.pop()) is None:
-        raise MachineError(
-            "--container needs Apptainer or Singularity; neither is here", hint="install apptainer, or leave it out"
-        )
-
-
-def read_hosts(text: str) -> Hosts:
-    hosts: Hosts = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([^\s:,-][^\s:,]*)(?::(\d+))?\s*", part)
-        if match is None:
-            raise ConfigError(f"invalid --host {text}: expected a list of hosts", hint="--host n1:4,n2:4")
-        hosts.append((match[1], int(match[2]) if match[2] else None))
-    return hosts
-
-
-def read_hostfile(path: Path) -> Hosts:
-    """Read Open MPI's hostfile: one host per line, followed by slots=4 or :4; # begins a comment."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"cannot read --hostfile {path}: {err}") from err
-    hosts: Hosts = []
-    for line in lines:
-        match = re.match(r"\s*(?:[^\s#]+@)?([^\s#]+?)(?::(\d+))?(?:\s(?:[^#]*(?<![\w-])slots\s*=\s*(\d+))?|#|$)", line)
-        if match:
-            slots = match[3] or match[2]
-            hosts.append((match[1], int(slots) if slots else None))
-    if not hosts:
-        raise ConfigError(f"--hostfile {path} names no host", hint="one per line: n1 slots=4")
-    return hosts

@@ -8,6 +8,8 @@ from typing import Self
 # Ctrl-C; what schedulers send before they end a job; a closed terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
+OTHER_RANK = "a signal to another rank"
+
 
 class StopSignals:
     """While in force, the first stop signal only sets `received`; a second SIGINT raises KeyboardInterrupt.

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import altair as alt
 
 from trainstone.report.blocks import Figure
-from trainstone.results.schema.timeline import shorten
-from trainstone.results.series import choose_evenly
+from trainstone.results.step_parts import shorten
 from trainstone.results.tables import Table, is_number
+from trainstone.stats.downsample import choose_evenly
 from trainstone.text import printable
 from trainstone.units import format_percent, format_seconds
 

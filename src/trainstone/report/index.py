@@ -13,9 +13,9 @@ from trainstone.report.blocks import Facts, Figure, Section
 from trainstone.report.charts import PALETTE, Rows
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.view import relative_address
+from trainstone.results.knee import find_knee_row, label_row
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.run import Result
-from trainstone.results.schema.sweep import find_knee_row, label_row
 from trainstone.results.tables import Table, keyed_table
 from trainstone.results.training import describe_metric
 from trainstone.units import format_count, format_percent, format_rate, format_seconds

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from trainstone.machine.noise import Noise
 from trainstone.results import training, verdicts
 from trainstone.results.findings import finding
+from trainstone.results.knee import label_row
 from trainstone.results.mlperf.summary import olympic_mean, rank_times
 from trainstone.results.schema.quality import Quality, Repeated, TrainedRun
 from trainstone.results.schema.run import FINISHED, Device, Finding, Point, Result, Status, Throughput
-from trainstone.results.schema.sweep import Sweep, label_row
+from trainstone.results.schema.sweep import Sweep
 from trainstone.stats import throughput as stats
 from trainstone.units import format_seconds
 

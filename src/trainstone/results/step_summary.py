@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainstone.results.knee import write_setting
 from trainstone.results.schema import run as schema
-from trainstone.results.schema.sweep import BATCH, format_setting, write_setting
+from trainstone.results.schema.sweep import BATCH, format_setting
 from trainstone.results.steps import PHASE_COLUMNS
+from trainstone.stats import steady_state
 from trainstone.stats import throughput as stats
 from trainstone.units import format_bytes, format_count, format_rate, format_seconds, format_spread
 
@@ -34,12 +36,12 @@ class StepSummary:
 
 def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
     seconds, images, waits = columns["step_seconds"], columns["images"], columns["data_seconds"]
-    steady = stats.find_steady(seconds)
+    steady = steady_state.find_steady(seconds)
     window = slice(steady.from_step, len(seconds))
     inside = seconds[window]
     estimate = stats.throughput_within(inside, images[window])
     spread = stats.spread(inside)
-    outliers = stats.find_outliers(inside)
+    outliers = steady_state.find_outliers(inside)
     throughput = schema.Throughput(
         **asdict(estimate),
         steady=steady.steady,

@@ -10,11 +10,13 @@ from itertools import compress
 from trainstone import units
 from trainstone.results import training
 from trainstone.results.compare import ON_BOTH
+from trainstone.results.knee import find_knee_row, name_key
+from trainstone.results.loader_speed import format_microseconds
 from trainstone.results.published import describe_share
-from trainstone.results.schema.data_bench import Feeding, format_microseconds
+from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.run import ComparisonRow, Result
-from trainstone.results.schema.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
+from trainstone.results.schema.sweep import Sweep, SweepRow, format_setting, is_numeric
 from trainstone.results.schema.timeline import PIPES
 
 STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}

@@ -3,7 +3,7 @@
 from trainstone.results.findings import check_throughput
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.run import FINISHED, Finding, Phases, Status, StepSeconds, Throughput
-from trainstone.results.series import choose_evenly
+from trainstone.stats.downsample import choose_evenly
 from trainstone.units import format_percent, format_seconds
 
 METRIC_NAMES = {

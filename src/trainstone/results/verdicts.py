@@ -9,21 +9,32 @@ from statistics import median
 
 from trainstone import units
 from trainstone.machine.noise import Noise
-from trainstone.results import training
+from trainstone.results import loader_speed, step_parts, training
+from trainstone.results.knee import (
+    POOR_FIT,
+    find_fastest,
+    find_knee,
+    fit_steps,
+    has_order,
+    is_behind,
+    label_point,
+    label_row,
+    list_measured,
+    split_curves,
+)
 from trainstone.results.published import describe_share, is_published
-from trainstone.results.schema import data_bench as fed
 from trainstone.results.schema import run as schema
 from trainstone.results.schema import sweep as swept
-from trainstone.results.schema import timeline as profiled
 from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.sweep import Knee, StepFit, Sweep, SweepRow
 from trainstone.results.schema.timeline import RooflinePoint, StepParts, Timeline
 from trainstone.results.step_summary import describe_interval, describe_rate
+from trainstone.stats.ratio import Judgement
 
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
-JUDGEMENTS: tuple[schema.Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
+JUDGEMENTS: tuple[Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
 IDLE = {
     "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
     "engine.cuda_graphs help)",
@@ -161,7 +172,7 @@ def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: s
 
 def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
     """One sentence that can be quoted; `workload` is what trains ("ResNet-50")."""
-    best, stage = fed.best_point(feeding), fed.largest_stage(feeding)
+    best, stage = loader_speed.best_point(feeding), loader_speed.largest_stage(feeding)
     where = f"{units.format_count(best.threads, 'thread')} on {units.format_count(feeding.cores, 'core')}"
     per_core = units.format_rate(best.images_per_second_per_core)
     parts = [f"{units.format_rate(best.images_per_second)} images/s with {where} ({per_core} a core)"]
@@ -169,9 +180,11 @@ def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
     if best.cpu_cores is not None and best.cpu_cores < BUSY_SHARE * usable:
         parts.append(f"only {best.cpu_cores:.1f} of {units.format_count(usable, 'core')} busy")
     if stage is not None:
-        parts.append(f"{fed.WORK.get(stage.name, stage.name)} takes {units.format_percent(stage.share, 0)} of the time")
+        parts.append(
+            f"{loader_speed.WORK.get(stage.name, stage.name)} takes {units.format_percent(stage.share, 0)} of the time"
+        )
     if feeding.demand is not None:
-        parts.append(fed.describe_demand(feeding, feeding.demand, workload or "training"))
+        parts.append(loader_speed.describe_demand(feeding, feeding.demand, workload or "training"))
     return "; ".join(parts)
 
 
@@ -205,33 +218,33 @@ def write_comparison_verdict(rows: Sequence[schema.ComparisonRow], mean: float |
 
 
 def judge_sweep(sweep: Sweep) -> Sweep:
-    ordered = swept.has_order(sweep)
+    ordered = has_order(sweep)
     knees, fits, told = [], [], []
-    for curve, rows in swept.split_curves(sweep):
-        points = swept.list_measured(rows)
-        knee = swept.find_knee(points, curve) if ordered else None
-        fit = swept.fit_steps(points, curve) if ordered and sweep.key == swept.BATCH else None
-        prefix = "" if sweep.curve_key is None else f"{swept.label_point(sweep.curve_key, curve)}: "
+    for curve, rows in split_curves(sweep):
+        points = list_measured(rows)
+        found = find_knee(points, curve) if ordered else None
+        fit = fit_steps(points, curve) if ordered and sweep.key == swept.BATCH else None
+        prefix = "" if sweep.curve_key is None else f"{label_point(sweep.curve_key, curve)}: "
         if len(points) > 1:
-            sentences = _explain_curve(sweep, rows, knee, fit) if ordered else _explain_choice(sweep, points)
+            sentences = _explain_curve(sweep, rows, found, fit) if ordered else _explain_choice(sweep, points)
             told += [prefix + sentence for sentence in sentences]
-        knees += [knee] if knee else []
+        knees += [found] if found else []
         fits += [fit] if fit else []
     return sweep.model_copy(update={"knees": knees, "fits": fits, "told": told})
 
 
 def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
-    if not swept.list_measured(sweep.rows):
+    if not list_measured(sweep.rows):
         return None
-    curves = [(curve, swept.list_measured(rows)) for curve, rows in swept.split_curves(sweep)]
-    curves = [(curve, points) for curve, points in curves if len(points) > 1 and swept.has_order(sweep)]
+    curves = [(curve, list_measured(rows)) for curve, rows in split_curves(sweep)]
+    curves = [(curve, points) for curve, points in curves if len(points) > 1 and has_order(sweep)]
     told = []
-    for curve, points in sorted(curves, key=lambda item: -swept.find_fastest(item[1]).rate):
-        of = "" if sweep.curve_key is None else f"{swept.label_point(sweep.curve_key, curve)}: "
-        told.append(of + _describe_knee(sweep, points, swept.find_knee(points, curve)))
+    for curve, points in sorted(curves, key=lambda item: -find_fastest(item[1]).rate):
+        of = "" if sweep.curve_key is None else f"{label_point(sweep.curve_key, curve)}: "
+        told.append(of + _describe_knee(sweep, points, find_knee(points, curve)))
     if not told:
-        fastest = swept.find_fastest(sweep.rows)
-        told = [f"fastest with {swept.label_row(sweep, fastest)}: {_describe_rate(fastest)}"]
+        fastest = find_fastest(sweep.rows)
+        told = [f"fastest with {label_row(sweep, fastest)}: {_describe_rate(fastest)}"]
     done = "" if len(sweep.rows) >= sweep.num_points else f" ({len(sweep.rows)} of {sweep.num_points} points)"
     return f"{title}: {'; '.join(told)}{done}"
 
@@ -243,80 +256,80 @@ def _describe_rate(row: SweepRow) -> str:
 def _describe_knee(sweep: Sweep, points: Sequence[SweepRow], knee: Knee | None) -> str:
     if knee is None:
         last = points[-1]
-        return f"no knee up to {swept.label_point(sweep.key, last.value)}: {_describe_rate(last)}, still rising"
+        return f"no knee up to {label_point(sweep.key, last.value)}: {_describe_rate(last)}, still rising"
     at = next(point for point in points if point.value == knee.value)
-    fastest, share = swept.find_fastest(points), units.format_percent(knee.share_of_best, 0)
+    fastest, share = find_fastest(points), units.format_percent(knee.share_of_best, 0)
     best = f"{share} of the best ({describe_rate(fastest.rate, fastest.ci95)} at {knee.best_value})"
-    return f"knee at {swept.label_point(sweep.key, knee.value)}: {_describe_rate(at)}, {best}"
+    return f"knee at {label_point(sweep.key, knee.value)}: {_describe_rate(at)}, {best}"
 
 
 def _explain_curve(sweep: Sweep, rows: Sequence[SweepRow], knee: Knee | None, fit: StepFit | None) -> Iterator[str]:
     """Sentences on a curve of at least two points whose values have an order."""
-    points = swept.list_measured(rows)
+    points = list_measured(rows)
     told = _describe_knee(sweep, points, knee)
     yield f"{told[:1].upper()}{told[1:]}."
     if knee and knee.could_be:
         yield f"By the 95 % intervals the knee could also be at {', '.join(map(str, knee.could_be))}."
     at = next((point for point in points if knee and point.value == knee.value), points[-1])
-    if fit is not None and fit.error <= swept.POOR_FIT:
+    if fit is not None and fit.error <= POOR_FIT:
         cost = f"{units.format_seconds(fit.fixed_seconds)} and {units.format_seconds(fit.seconds_per_image)} an image"
         fitted = f"fitted to {fit.points} points within {units.format_percent(max(fit.error, 1e-3))}"
         shares = []
         for row in (points[0], at):
             whole = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
             share = units.format_percent(fit.fixed_seconds / whole if whole > 0 else 0.0, 0)
-            shares.append(f"{share} at {swept.label_point(sweep.key, row.value)}")
+            shares.append(f"{share} at {label_point(sweep.key, row.value)}")
         yield f"A step costs {cost} ({fitted}); the fixed part is {' and '.join(dict.fromkeys(shares))}."
     if at.mfu is not None:
         limit = f", limited by {at.limit}" if at.limit not in (None, "unknown") else ""
         yield f"There it reaches {units.format_percent(at.mfu, 0)} of the measured peak{limit}."
     full = [row.value for row in rows if row.status == "out_of_memory" and row.value > points[-1].value]
     if full:
-        yield f"Memory ends it: {swept.label_point(sweep.key, min(full))} does not fit."
-    best = swept.find_fastest(points)
-    if swept.is_behind(points[-1], best):
+        yield f"Memory ends it: {label_point(sweep.key, min(full))} does not fit."
+    best = find_fastest(points)
+    if is_behind(points[-1], best):
         share = units.format_percent(points[-1].rate / best.rate, 0)
-        yield f"Beyond {best.value} it falls: {share} of the best at {swept.label_point(sweep.key, points[-1].value)}."
+        yield f"Beyond {best.value} it falls: {share} of the best at {label_point(sweep.key, points[-1].value)}."
 
 
 def _explain_choice(sweep: Sweep, points: Sequence[SweepRow]) -> Iterator[str]:
     best, *others = sorted(points, key=lambda point: -point.rate)
-    yield f"{swept.label_point(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
+    yield f"{label_point(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
     for point in others:
         share = units.format_percent(point.rate / best.rate, 0)
         apart = point.ci95 and best.ci95 and point.ci95[1] < best.ci95[0]
         unclear = "" if apart else "; the intervals do not tell them apart"
-        yield f"{swept.label_point(sweep.key, point.value)} has {_describe_rate(point)}, {share} of it{unclear}."
+        yield f"{label_point(sweep.key, point.value)} has {_describe_rate(point)}, {share} of it{unclear}."
 
 
 def join_labels(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
-    return ", ".join(swept.label_row(sweep, row) for row in rows)
+    return ", ".join(label_row(sweep, row) for row in rows)
 
 
 def describe_trace(
     steps: Sequence[StepParts], *, device: str | None, marked: bool, has_phases: bool, num_devices: int
 ) -> list[str]:
     """Say how busy the judged device is, or a CPU (None), what its gaps come from, and what the trace lacks."""
-    runs = f"Operators run for {units.format_percent(profiled.share_of(steps, 'kernel_running'))} of the step"
-    busy = profiled.share_of(steps, "busy")
+    runs = f"Operators run for {units.format_percent(step_parts.share_of(steps, 'kernel_running'))} of the step"
+    busy = step_parts.share_of(steps, "busy")
     causes = [
         f"{units.format_share(share)} {words}"
         for part, words in (IDLE if device is not None else BETWEEN).items()
-        if (share := profiled.share_of(steps, part)) > profiled.MIN_SHARE
+        if (share := step_parts.share_of(steps, part)) > step_parts.MIN_SHARE
     ]
     if device is None:
         sentences = ["; ".join([runs, *causes]) + "."]
-    elif 1 - busy > profiled.MIN_SHARE and causes:
+    elif 1 - busy > step_parts.MIN_SHARE and causes:
         sentences = [f"The device is idle for {units.format_share(1 - busy)} of the step: {', '.join(causes)}."]
     else:
         sentences = [f"The device is busy for {units.format_percent(busy)} of the step."]
-    if (total := profiled.share_of(steps, "communication_total")) > profiled.MIN_SHARE:
-        hidden, exposed = profiled.share_of(steps, "overlap") / total, profiled.share_of(steps, "communication")
-        rest = f"; the rest takes {units.format_share(exposed)} of the step" if exposed > profiled.MIN_SHARE else ""
+    if (total := step_parts.share_of(steps, "communication_total")) > step_parts.MIN_SHARE:
+        hidden, exposed = step_parts.share_of(steps, "overlap") / total, step_parts.share_of(steps, "communication")
+        rest = f"; the rest takes {units.format_share(exposed)} of the step" if exposed > step_parts.MIN_SHARE else ""
         sentences.append(f"{units.format_percent(hidden, 0)} of communication is hidden behind compute{rest}.")
     if not marked:
         sentences.append("The trace has no marks of steps (ProfilerStep#), so all of it counts as one.")
-    if not has_phases and profiled.share_of(steps, "unaccounted") > profiled.MIN_SHARE:
+    if not has_phases and step_parts.share_of(steps, "unaccounted") > step_parts.MIN_SHARE:
         python = "Python between operators is in what is not accounted for"
         sentences.append(f"It has no marks of forward and backward: {python}.")
     if num_devices > 1:
@@ -333,7 +346,7 @@ def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -
     ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
     told = []
     for point in longest:
-        reached, name = point.share_of_bound, profiled.shorten(profiled.name_plainly(point.operator), NAME_LENGTH)
+        reached, name = point.share_of_bound, step_parts.shorten(step_parts.name_plainly(point.operator), NAME_LENGTH)
         roof = "peak" if point.bound == "compute" else "memory bandwidth"
         if "::" not in name:  # names of a trace keep their spelling
             name = name[:1].upper() + name[1:]

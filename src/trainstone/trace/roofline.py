@@ -12,7 +12,7 @@ from functools import partial
 
 from trainstone.results.schema.timeline import RooflineChart, RooflinePoint
 from trainstone.results.verdicts import describe_roofline
-from trainstone.trace.timeline import OperatorCalls
+from trainstone.trace.operators import OperatorCalls
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]

@@ -13,7 +13,6 @@ from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.losses import cross_entropy, draw_mix, mix_images, mix_loss
 from trainstone.models.resnet import build_resnet
-from trainstone.originals.mlperf.rules import RESNET
 from trainstone.workloads import workload
 
 
@@ -127,5 +126,4 @@ CLASSIFY = workload.Workload(
     count_classes=count_classes,
     find_trunk=lambda model: model,
     list_doubts=lambda _config: [],
-    mllog=RESNET,
 )

@@ -23,7 +23,6 @@ from trainstone.errors import ConfigError, DataError
 from trainstone.models.boxes import Found, default_boxes, find_boxes, match
 from trainstone.models.losses import detection_loss
 from trainstone.models.ssd import build_ssd
-from trainstone.originals.mlperf.rules import SSD
 from trainstone.results import coco_metrics
 from trainstone.results.coco_metrics import Truth, list_tables, match_boxes, score_boxes
 from trainstone.results.findings import finding
@@ -278,5 +277,4 @@ DETECT = workload.Workload(
     count_classes=count_classes,
     find_trunk=lambda model: model.backbone,
     list_doubts=list_doubts,
-    mllog=SSD,
 )

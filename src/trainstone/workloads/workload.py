@@ -46,34 +46,6 @@ class Scored(NamedTuple):
     """To be looked at: each with its JPEG."""
 
 
-class RunSizes(NamedTuple):
-    """Numbers of a training run that MLPerf's log tells and its rules ask for."""
-
-    ranks: int
-    global_batch: int
-    """Images a step, of all ranks."""
-    train_pictures: int
-    """Of the data set."""
-    val_pictures: int
-    peak_rate: float
-    """The schedule's highest."""
-    decay_steps: int
-    """After the warm-up."""
-    warm_up_steps: int = 0
-
-
-@dataclass(frozen=True)
-class Mllog:
-    benchmark: str
-    """MLPerf's name for it."""
-    name_tensor: Callable[[str], str]
-    """What its reference calls a parameter of the network."""
-    list_values: Callable[[Config, RunSizes], dict[str, Any]]
-    """The keys that tell how it is trained; what the recipe cannot say is left out."""
-    find_departures: Callable[[Config, RunSizes], list[str]]
-    """What is not as the closed division asks for, in words."""
-
-
 @dataclass(frozen=True)
 class Workload:
     """Functions, not a class to inherit from. If train/ asks which workload it is, a field is missing here."""
@@ -108,7 +80,6 @@ class Workload:
     """The part of the network that model.pretrained is for."""
     list_doubts: Callable[[Config], list[Finding]]
     """What is to be said of a training with this configuration."""
-    mllog: Mllog
 
     def empty_batch(self, config: Config, batch_size: int) -> Batch:
         """Return a batch of that size without content, for counting work."""

@@ -18,6 +18,7 @@ from made_learning import make_quality, make_training, write_training
 from made_results import A100, make_feeding, make_point, make_profile, make_result, make_timeline, write_run
 from made_sweep import make_row, make_sweep, steps_of
 from trainstone.cli.render import run as summary
+from trainstone.cli.render import sparkline, tables
 from trainstone.results.compare import compare
 from trainstone.results.findings import finding
 from trainstone.results.run_folder import read_result
@@ -168,7 +169,7 @@ def test_a_gpu_profile_tells_its_gaps_and_cores():
 @pytest.mark.parametrize("width", [30, 40, 80, 120])
 def test_operators_keep_to_their_lines(width: int):
     lines = draw(
-        summary.print_rows, list(summary.profile_rows(make_profile(), min(36, width - 2), "utf-8")), width
+        tables.print_rows, list(summary.profile_rows(make_profile(), min(36, width - 2), "utf-8")), width
     ).splitlines()
     assert max(map(len, lines)) <= width
     assert len([line for line in lines if "aten::" in line]) == 6
@@ -234,7 +235,7 @@ def test_table_of_a_sweep_has_bars_and_the_knee():
 def test_narrow_terminals_lose_the_bars_and_then_the_table():
     text = draw(summary.print_feeding, make_feeding(), 24)
     assert "images/s  1,190" in text
-    assert not set(summary.ACROSS) & set(text)
+    assert not set(sparkline.ACROSS) & set(text)
     assert "█" not in "".join(show_sweep(make_sweep(*ROWS), width=70))
     narrow = show_sweep(make_sweep(*ROWS), width=40)
     assert narrow[:2] == ["batch 1", "  images/s  44.4"]
@@ -352,41 +353,41 @@ def test_colour_follows_the_judgement(width: int):
     ],
 )
 def test_draw_sparkline(values: Any, width: int, steady_from: int, drawn: tuple[str, str]):
-    assert summary.draw_sparkline(values, width, steady_from) == drawn
+    assert sparkline.draw_sparkline(values, width, steady_from) == drawn
 
 
 def test_draw_sparkline_of_a_quiet_series_is_low():
-    _, steady = summary.draw_sparkline(1 + np.random.default_rng(0).normal(0, 0.002, 40), 40)
+    _, steady = sparkline.draw_sparkline(1 + np.random.default_rng(0).normal(0, 0.002, 40), 40)
     assert set(steady) <= {"▁", "▂"}
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(width=32), max_size=200), st.integers(-2, 60), st.integers(-2, 250))
 def test_draw_sparkline_of_any_series_has_the_right_length(values: list[float], width: int, steady_from: int):
-    before, after = summary.draw_sparkline(values, width, steady_from)
+    before, after = sparkline.draw_sparkline(values, width, steady_from)
     assert len(before) + len(after) == min(max(0, width), len(values))
-    assert set(before + after) <= set(summary.BLOCKS + " ")
+    assert set(before + after) <= set(sparkline.BLOCKS + " ")
 
 
 @pytest.mark.parametrize(
     ("counts", "width", "drawn"), [([3, 0, 0, 3, 1], 10, "█▁▁█▃"), ([1, 9, 0, 0], 2, "█▁"), ([], 10, ""), ([0], 9, "▁")]
 )
 def test_draw_histogram_begins_at_zero_and_keeps_the_highest(counts: list[int], width: int, drawn: str):
-    assert summary.draw_histogram(counts, width) == drawn
+    assert sparkline.draw_histogram(counts, width) == drawn
 
 
 def test_bars_go_across_in_eighths():
-    assert summary.draw_bars([8, 4, 1, 0], 4) == ["████", "██", "▌", ""]
-    assert summary.draw_bars([1000, 1], 4) == ["████", "▏"]
-    assert summary.draw_bars([3], 2) == ["██"]
-    assert summary.draw_bars([], 10) == []
-    assert summary.draw_bars([0, math.nan, -1, math.inf], 10) == [""] * 4
-    assert summary.draw_bars([1, 2], 0) == ["", ""]
-    assert summary.draw_bars([1, 2], -3) == ["", ""]
+    assert sparkline.draw_bars([8, 4, 1, 0], 4) == ["████", "██", "▌", ""]
+    assert sparkline.draw_bars([1000, 1], 4) == ["████", "▏"]
+    assert sparkline.draw_bars([3], 2) == ["██"]
+    assert sparkline.draw_bars([], 10) == []
+    assert sparkline.draw_bars([0, math.nan, -1, math.inf], 10) == [""] * 4
+    assert sparkline.draw_bars([1, 2], 0) == ["", ""]
+    assert sparkline.draw_bars([1, 2], -3) == ["", ""]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "no-such-encoding", None])
 def test_bars_where_blocks_cannot_be_encoded(encoding: str | None):
-    assert summary.draw_bars([4, 2, 0.1, 0], 4, encoding=encoding) == ["####", "##", "#", ""]
-    assert summary.draw_sparkline(np.arange(1, 9), 8, encoding=encoding) == ("", summary.ASCII)
-    assert summary.draw_sparkline(np.arange(1, 9), 8, encoding="UTF8") == ("", summary.BLOCKS)
+    assert sparkline.draw_bars([4, 2, 0.1, 0], 4, encoding=encoding) == ["####", "##", "#", ""]
+    assert sparkline.draw_sparkline(np.arange(1, 9), 8, encoding=encoding) == ("", sparkline.ASCII)
+    assert sparkline.draw_sparkline(np.arange(1, 9), 8, encoding="UTF8") == ("", sparkline.BLOCKS)

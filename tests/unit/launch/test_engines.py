@@ -11,17 +11,9 @@ from launching import make_verb
 from small_training import make_config
 from trainstone.config.schema import Config, LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError, ResultError
-from trainstone.launch import local, verb
-from trainstone.launch.local import (
-    Options,
-    check_room,
-    check_start,
-    choose_ranks,
-    plan_local,
-    plan_mpi,
-    read_hostfile,
-    read_hosts,
-)
+from trainstone.launch import local, mpi, verb
+from trainstone.launch.local import check_room, choose_ranks, plan_local
+from trainstone.launch.mpi import Options, check_start, plan_mpi, read_hostfile, read_hosts
 from trainstone.launch.verb import prepare_folder, read_verb
 from trainstone.machine.cpus import Cores
 from trainstone.results.run_folder import create_run
@@ -112,10 +104,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
         plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, host="a", hostfile=Path("b")))
     options = Options(ranks=2, container="a.sif")
     plan = plan_mpi(make_verb(), Path("/r"), "x", options)
-    monkeypatch.setattr(local.shutil, "which", lambda name: None)
+    monkeypatch.setattr(mpi.shutil, "which", lambda name: None)
     with pytest.raises(MachineError, match="no mpirun"):
         check_start(plan, options, make_verb())
-    monkeypatch.setattr(local.shutil, "which", lambda name: name if name == "mpirun" else None)
+    monkeypatch.setattr(mpi.shutil, "which", lambda name: name if name == "mpirun" else None)
     with pytest.raises(MachineError, match="Apptainer"):
         check_start(plan, options, make_verb())
 

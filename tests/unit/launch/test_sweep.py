@@ -17,17 +17,17 @@ from trainstone.cli.sweep import check_resumed
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, DataError, LaunchError, ResultError, RunError
 from trainstone.flows.sweep import run as launch_sweep
-from trainstone.flows.sweep.run import (
+from trainstone.flows.sweep.plan import (
     BATCH_SIZES,
     Plan,
     configure,
-    find_due,
     make_plan,
     name_all,
     parse_over,
     resume_plan,
     settle,
 )
+from trainstone.flows.sweep.run import find_due
 from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
 from trainstone.results.run_folder import RunFolder, read_result, reopen_run
 from trainstone.results.schema.run import Result

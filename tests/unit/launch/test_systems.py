@@ -18,7 +18,7 @@ from trainstone.config.load import list_shipped, load_config, read_source
 from trainstone.config.schema import Config
 from trainstone.flows.child_runs import TRAINSTONE
 from trainstone.launch import local, verb
-from trainstone.launch.local import FORWARDED
+from trainstone.launch.mpi import FORWARDED
 
 HOSTILE = "x; touch hacked"
 ONE, FOUR = {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}

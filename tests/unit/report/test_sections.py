@@ -23,8 +23,8 @@ from trainstone.report.sections.training import build_convergence
 from trainstone.report.view import RunView, read_view
 from trainstone.results.schema.dataset import ClassSummary
 from trainstone.results.schema.quality import QualityPicture, QualityTable
-from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table
+from trainstone.stats.downsample import choose_evenly
 from unit.report.test_page import THEMES, contrast, page_of
 
 

@@ -9,13 +9,12 @@ from pydantic import ValidationError
 from command import ROOT
 from made_results import A100, HERE, make_feeding, make_point
 from trainstone.machine.noise import Noise
-from trainstone.results import findings
-from trainstone.results.schema import data_bench as loading
+from trainstone.results import findings, loader_speed
+from trainstone.results.compare_blocks import judge_exchange, tell_exchange
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.step_summary import describe_preflight, find_limit, summarise_steps
 from trainstone.results.verdicts import write_data_verdict, write_verdict
-from trainstone.stats.ratio import judge_exchange, tell_exchange
 
 STEPS = schema.StepSeconds(
     median=0.1, p5=0.1, p95=0.1, p99=0.1, mad=0.0, first=0.2, num_outliers=0, outlier_kind="none"
@@ -240,15 +239,15 @@ def test_feeding_survives_json_and_refuses_impossible_values(changes: dict[str, 
     [(1200, 2, None, 4, 600), (1200, 2, 1.5, 4, 800), (9600, 32, 30.0, 16, 600), (9600, 32, None, 16, 600)],
 )
 def test_rate_per_core_counts_busy_cores(rate: float, threads: int, busy: float | None, cores: int, per_core: float):
-    assert loading.rate_per_core(rate, threads, busy, cores) == per_core
+    assert loader_speed.rate_per_core(rate, threads, busy, cores) == per_core
 
 
 def test_best_point_is_the_fastest_and_cores_needed_uses_most_threads():
     points = [make_point(1, 600, cores=8), make_point(4, 2000, cores=8), make_point(8, 1600, cores=8)]
     feeding = make_feeding(points, cores=8, demand=A100)
-    assert loading.best_point(feeding).threads == 4
-    assert loading.cores_needed(feeding) == 100  # at 1600 / 8 a core, not at 2000 / 4
-    assert loading.cores_needed(make_feeding()) is None
+    assert loader_speed.best_point(feeding).threads == 4
+    assert loader_speed.cores_needed(feeding) == 100  # at 1600 / 8 a core, not at 2000 / 4
+    assert loader_speed.cores_needed(make_feeding()) is None
 
 
 @pytest.mark.parametrize(
@@ -269,10 +268,10 @@ def test_data_verdict_has_what_is_known(changes: dict[str, object], parts: list[
 
 def test_intervals_are_described_or_why_there_is_none():
     one, two = make_point(1, 600), make_point(2, 1190, ci95=None, ci_covers="not established: 3 batches")
-    assert len(loading.describe_covers(make_feeding([one, one]))) == 1
-    assert len(loading.describe_covers(make_feeding([one, two]))) == 2
+    assert len(loader_speed.describe_covers(make_feeding([one, one]))) == 1
+    assert len(loader_speed.describe_covers(make_feeding([one, two]))) == 2
 
 
 @pytest.mark.parametrize(("cores", "text"), [(33.6, "34"), (34.0, "34"), (3.31, "3.31"), (1e-9, "0.01")])
 def test_cores_are_rounded_up(cores: float, text: str):
-    assert loading.format_cores(cores) == text
+    assert loader_speed.format_cores(cores) == text

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_results import draw_ar1
+from trainstone.results.compare_blocks import gather_findings, write_comparison
 from trainstone.results.findings import finding
 from trainstone.results.schema.run import Throughput
 from trainstone.stats import ratio, throughput
-from trainstone.stats.ratio import MIN_ROUNDS, Paired, compare_blocks, gather_findings, write_comparison
+from trainstone.stats.ratio import MIN_ROUNDS, Paired, compare_blocks
 
 CLAIMS = ("faster", "slower")
 IMAGES = 32

@@ -8,10 +8,10 @@ import pytest
 
 from hostile import EVIL
 from made_results import make_timeline
-from trainstone.results.schema import timeline as profiled
+from trainstone.results import step_parts
 from trainstone.results.schema.timeline import Overhead, RooflineChart
+from trainstone.trace.operators import OperatorCalls
 from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
-from trainstone.trace.timeline import OperatorCalls
 
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)
 PEAK, BANDWIDTH = 1e12, 1e11
@@ -126,7 +126,7 @@ def test_without_work_time_or_peak_there_is_no_roofline(op: WorkedOp, timed: lis
 )
 def test_names_are_translated(name: str, traced: str, plain: str):
     assert name_in_trace(name) == traced
-    assert profiled.name_plainly(traced) == plain
+    assert step_parts.name_plainly(traced) == plain
 
 
 def tell(*made: tuple[str, float, float, str]) -> list[str]:
@@ -172,17 +172,17 @@ def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_parts_add_up_to_the_mean_step(kind: str):
     timeline = make_timeline(kind)
-    parts = profiled.average_parts(timeline)
-    assert sum(part.seconds for part in parts) == pytest.approx(profiled.mean_step(timeline))
+    parts = step_parts.average_parts(timeline)
+    assert sum(part.seconds for part in parts) == pytest.approx(step_parts.mean_step(timeline))
     assert sum(part.share for part in parts) == pytest.approx(1)
     skipped = {"communication", "synchronising", "launching"} if kind == "cpu" else set()
-    assert [part.name for part in parts] == [name for name in profiled.PARTS if name not in skipped]
+    assert [part.name for part in parts] == [name for name in step_parts.PARTS if name not in skipped]
 
 
 def test_without_steps_there_is_nothing():
     timeline = make_timeline(steps=[])
-    assert profiled.mean_step(timeline) == 0
-    assert profiled.average_parts(timeline) == []
+    assert step_parts.mean_step(timeline) == 0
+    assert step_parts.average_parts(timeline) == []
 
 
 @pytest.mark.parametrize(
@@ -196,23 +196,23 @@ def test_without_steps_there_is_nothing():
 def test_the_cost_of_profiling_is_told_with_its_noise(share: float, message: str):
     seconds = {"plain_step_seconds": 0.244, "profiled_step_seconds": 0.252}
     assert (
-        profiled.tell_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012))
+        step_parts.tell_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012))
         == message
     )
 
 
 def test_calls_are_told_a_step():
-    assert profiled.format_calls(265, 5) == "53"
-    assert profiled.format_calls(10, 4) == "2.5"
-    assert profiled.format_calls(12_345_678, 10) == "1,234,568"
-    assert profiled.format_calls(3, 0) == "3"
+    assert step_parts.format_calls(265, 5) == "53"
+    assert step_parts.format_calls(10, 4) == "2.5"
+    assert step_parts.format_calls(12_345_678, 10) == "1,234,568"
+    assert step_parts.format_calls(3, 0) == "3"
 
 
 @pytest.mark.parametrize("most", [12, 13, 36])
 def test_long_names_lose_their_middle(most: int):
     name = "void cutlass::Kernel2<" + "x" * 2000 + ">(Params)"
-    short = profiled.shorten(name, most)
+    short = step_parts.shorten(name, most)
     assert len(short) == most
     assert short.startswith("void ")
     assert short.endswith("rams)")
-    assert profiled.shorten("short", most) == "short"
+    assert step_parts.shorten("short", most) == "short"

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from made_results import draw_ar1
 from trainstone.errors import ResultError
-from trainstone.stats import throughput
-from trainstone.stats.throughput import find_outliers, find_steady, half_width_quick, student_t_quantile, student_t_tail
+from trainstone.stats import series, throughput
+from trainstone.stats.steady_state import find_outliers, find_steady
+from trainstone.stats.student_t import student_t_quantile, student_t_tail
+from trainstone.stats.throughput import half_width_quick
 
 IMAGES = 32
 
@@ -34,9 +36,9 @@ def test_autocorrelation_is_the_textbook_sum():
     x = np.random.default_rng(1).standard_normal(300)
     centred = x - x.mean()
     expected = [float(centred[: 300 - lag] @ centred[lag:]) / float(centred @ centred) for lag in range(11)]
-    assert throughput.autocorrelation(x, 10) == pytest.approx(expected)
-    assert throughput.autocorrelation(np.full(9, 0.1), 2).tolist() == [1, 0, 0]
-    assert throughput.autocorrelation([1.0, 2.0], 99).size == 2
+    assert series.autocorrelation(x, 10) == pytest.approx(expected)
+    assert series.autocorrelation(np.full(9, 0.1), 2).tolist() == [1, 0, 0]
+    assert series.autocorrelation([1.0, 2.0], 99).size == 2
 
 
 def test_throughput_is_images_over_time_and_no_mean_of_rates():

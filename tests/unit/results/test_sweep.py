@@ -7,6 +7,7 @@ import pytest
 
 from made_results import make_result
 from made_sweep import make_row, make_sweep, steps_of
+from trainstone.results import knee
 from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, find_faults
 from trainstone.results.findings import finding
 from trainstone.results.schema import sweep as swept
@@ -41,9 +42,9 @@ def test_knee_is_the_smallest_value_within_five_percent_of_the_best(rates, knee,
 
 def test_intervals_decide_what_is_slower_and_what_else_could_be_the_knee():
     slow, fast = (make_row(value, rate, 0.06) for value, rate in ((1, 90.0), (2, 100.0)))
-    assert not swept.is_behind(slow, fast)
-    assert swept.is_behind(make_row(1, 90.0, 0.04), make_row(2, 100.0, 0.04))
-    assert (swept.find_knee([slow, fast]).value, swept.find_knee([slow, fast]).could_be) == (2, [1])
+    assert not knee.is_behind(slow, fast)
+    assert knee.is_behind(make_row(1, 90.0, 0.04), make_row(2, 100.0, 0.04))
+    assert (knee.find_knee([slow, fast]).value, knee.find_knee([slow, fast]).could_be) == (2, [1])
     rows = [make_row(1, 5.0), *(make_row(v, r, 0.05) for v, r in ((2, 9.3), (4, 10.0), (8, 10.1)))]
     assert make_sweep(*rows).knees[0].could_be == [2, 8]
     assert make_sweep(*rows[:-1], make_row(8, 10.1, None)).knees[0].could_be == []  # not all intervals are known
@@ -51,9 +52,9 @@ def test_intervals_decide_what_is_slower_and_what_else_could_be_the_knee():
 
 def test_knee_candidates_need_one_best_for_all():
     points = between((99, 101), (96, 98.9), (90, 130))
-    assert [swept.could_be_knee(points, point) for point in points] == [True, False, True]
+    assert [knee.could_be_knee(points, point) for point in points] == [True, False, True]
     points = between((97, 130), (95, 100))
-    assert [swept.could_be_knee(points, point) for point in points] == [True, False]
+    assert [knee.could_be_knee(points, point) for point in points] == [True, False]
 
 
 def test_knee_candidates_include_what_rates_inside_the_intervals_make():
@@ -62,23 +63,23 @@ def test_knee_candidates_include_what_rates_inside_the_intervals_make():
         points = between(*(tuple(sorted(chance.uniform(80, 130) for _ in range(2))) for _ in range(3)))
         grids = [[low + (high - low) * share / 6 for share in range(7)] for low, high in (p.ends for p in points)]
         found = {
-            next(place for place, rate in enumerate(rates) if rate >= (1 - swept.NEAR) * max(rates))
+            next(place for place, rate in enumerate(rates) if rate >= (1 - knee.NEAR) * max(rates))
             for rates in itertools.product(*grids)
         }
-        assert found <= {place for place, point in enumerate(points) if swept.could_be_knee(points, point)}
+        assert found <= {place for place, point in enumerate(points) if knee.could_be_knee(points, point)}
 
 
 def test_fit_finds_what_a_step_costs_and_no_part_is_negative():
     (fit,) = make_sweep(*steps_of(0.062, 0.201, 1, 2, 4, 8)).fits
     assert (fit.fixed_seconds, fit.seconds_per_image) == (pytest.approx(0.062), pytest.approx(0.201))
     assert fit.error < 1e-9
-    convex = swept.fit_steps([make_row(1, 1.0), make_row(2, 1.0), make_row(4, 0.5)])
+    convex = knee.fit_steps([make_row(1, 1.0), make_row(2, 1.0), make_row(4, 0.5)])
     assert (convex.fixed_seconds, convex.seconds_per_image > 0) == (0, True)
-    falling = swept.fit_steps([make_row(1, 1.0), make_row(2, 3.0), make_row(4, 9.0)])
+    falling = knee.fit_steps([make_row(1, 1.0), make_row(2, 3.0), make_row(4, 9.0)])
     assert (falling.fixed_seconds > 0, falling.seconds_per_image) == (True, 0)
     assert make_sweep(make_row(1, 1.0), make_row(2, 1.5)).fits == []
     poor = make_sweep(make_row(1, 1.0), make_row(2, 6.0), make_row(4, 3.0), make_row(8, 30.0))
-    assert poor.fits[0].error > swept.POOR_FIT
+    assert poor.fits[0].error > knee.POOR_FIT
     assert not any("step costs" in sentence for sentence in poor.told)
 
 
@@ -197,7 +198,7 @@ def test_cells():
 
 
 def test_names():
-    assert swept.label_point("train.batch_size", 16, "engine.compile", True) == "batch 16, engine.compile true"
-    assert swept.name_file("batch 16, augment.area [0.1, 1]") == "batch_16_augment.area_0.1_1"
-    written = [swept.write_setting(value) for value in ("bf16", "1", "true", True, [0.1, 1], "a b")]
+    assert knee.label_point("train.batch_size", 16, "engine.compile", True) == "batch 16, engine.compile true"
+    assert knee.name_file("batch 16, augment.area [0.1, 1]") == "batch_16_augment.area_0.1_1"
+    written = [knee.write_setting(value) for value in ("bf16", "1", "true", True, [0.1, 1], "a b")]
     assert written == ["bf16", '"1"', '"true"', "true", "[0.1, 1]", '"a b"']

@@ -31,9 +31,11 @@ from trainstone.data.synthetic.dataset import find_stored, provide_stored
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.flows.evaluate.run import export_weights, predict
+from trainstone.flows.evaluate.load_weights import Saved, check_weights, load_network, open_saved, resolve_config
+from trainstone.flows.evaluate.predict import predict
+from trainstone.flows.evaluate.run import export_weights
 from trainstone.flows.train import checkpoint
-from trainstone.flows.train.checkpoint import Saved, check_weights, keep_best, load_network, open_saved, resolve_config
+from trainstone.flows.train.checkpoint import keep_best
 from trainstone.measure.clock import choose_timer
 from trainstone.models.weights import FORMAT, _hash
 from trainstone.workloads.classify import CLASSIFY

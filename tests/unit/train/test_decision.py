@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
+from trainstone.engine.distributed.stop_agreement import Agreed
+from trainstone.engine.event_schedule import Cadence
 from trainstone.errors import ResultError
-from trainstone.flows.train.events import Action, Agreed, Cadence, State, decide
+from trainstone.flows.train.events import Action, State, decide
 from trainstone.flows.train.state import Course
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.steps import StepRecord

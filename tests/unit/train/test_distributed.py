@@ -18,16 +18,13 @@ from torch import nn
 
 from nursery import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
-from trainstone.engine.distributed import collectives
-from trainstone.engine.distributed.collectives import (
-    World,
-    average_buffers,
-    settle_buckets,
-    span_batch_norm,
-    wrap_model,
-)
+from trainstone.engine import sync_batch_norm, torch_errors
+from trainstone.engine.distributed import collectives, data_parallel
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.distributed.data_parallel import average_buffers, settle_buckets, wrap_model
+from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.sync_batch_norm import span_batch_norm
 from trainstone.errors import ConfigError, MachineError, PeerLostError
-from trainstone.flows.bench.stop_rule import Pact
 from trainstone.machine.ranks import Rank
 from trainstone.machine.signals import StopSignals
 from trainstone.models.resnet import build_resnet
@@ -192,7 +189,7 @@ def talk_and_train(folder: str) -> Any:
         try:
             dist.all_reduce(torch.ones(1), group=world.control)
         except RuntimeError as err:
-            explained = collectives.explain_torch_error(err)
+            explained = torch_errors.explain_torch_error(err)
             return {"answers": answers, "peer": [explained.message, explained.hint] if explained else str(err)}
         return None
 
@@ -288,20 +285,20 @@ def test_a_rank_that_died_is_told(returned: list[Any]):
     ],
 )
 def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
-    explained = collectives.explain_torch_error(RuntimeError(text))
+    explained = torch_errors.explain_torch_error(RuntimeError(text))
     assert isinstance(explained, PeerLostError) == recognised
 
 
 def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
     cuda, rank = torch.device("cuda"), Rank(5, 8, 1)
-    assert collectives.place_device(CPU, rank) == CPU
-    assert collectives.place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
+    assert data_parallel.place_device(CPU, rank) == CPU
+    assert data_parallel.place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
     for seen, index in ((4, 1), (1, 0)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
-        assert collectives.place_device(cuda, rank) == torch.device("cuda", index)
+        assert data_parallel.place_device(cuda, rank) == torch.device("cuda", index)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(MachineError, match="rank 6 is number 2 on its host, which has 2 CUDA devices"):
-        collectives.place_device(cuda, Rank(6, 8, 2))
+        data_parallel.place_device(cuda, Rank(6, 8, 2))
 
 
 RANKS = 4
@@ -384,7 +381,7 @@ def norm_in_ranks() -> dict[str, Any]:
             for dtype in (torch.bfloat16, torch.float16):
                 half = run_half(copy.deepcopy(network[1][0], dict(shared)), activations, weights, dtype)
                 found[f"{dtype} of {bn_ranks}"] = half
-        far, near, _ = collectives.share_statistics(images + 3000 + world.rank.number, network[1][0].group)
+        far, near, _ = sync_batch_norm.share_statistics(images + 3000 + world.rank.number, network[1][0].group)
         return found | {"far": [far.tolist(), near.tolist()]}
 
 
@@ -462,13 +459,13 @@ def test_a_span_that_does_not_divide_the_ranks_is_refused():
 
 
 def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trainstone.engine.distributed.collectives.open_group", lambda world, bn_ranks: object())
+    monkeypatch.setattr("trainstone.engine.sync_batch_norm.open_group", lambda world, bn_ranks: object())
     model = build_resnet(18, num_classes=10)
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     spanned = span_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
     assert {name: id(tensor) for name, tensor in spanned.state_dict(keep_vars=True).items()} == before
-    assert sum(isinstance(module, collectives.SpanBatchNorm2d) for module in spanned.modules()) == count > 10
+    assert sum(isinstance(module, sync_batch_norm.SpanBatchNorm2d) for module in spanned.modules()) == count > 10
     assert not any(module.training for module in spanned.modules())
     images = torch.ones(1, 3, 32, 32)
     assert torch.equal(copy.deepcopy(spanned)(images), spanned(images))  # evaluation asks no other rank

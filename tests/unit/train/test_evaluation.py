@@ -16,16 +16,19 @@ from small_sets import make_set
 from small_training import make_config as make_small
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
+from trainstone.engine.dataset import provide_data
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.evaluate import judge, judge_network
 from trainstone.engine.fit import count_step_work
 from trainstone.engine.loop import train_steps
-from trainstone.engine.task import Task, build_network, build_task, provide_data
+from trainstone.engine.network import build_network
+from trainstone.engine.task import Task, build_task
 from trainstone.errors import ConfigError
-from trainstone.flows.bench import result as conclude
-from trainstone.flows.evaluate.run import infer_steps, open_pictures, run_eval, run_inference, tell_left_out
-from trainstone.flows.prepare import open_both
-from trainstone.flows.train.checkpoint import open_saved, resolve_config
+from trainstone.flows import observation
+from trainstone.flows.evaluate.inference import infer_steps, run_inference
+from trainstone.flows.evaluate.load_weights import open_saved, resolve_config
+from trainstone.flows.evaluate.run import open_pictures, run_eval, tell_left_out
+from trainstone.flows.train.start import open_both
 from trainstone.machine.ranks import ALONE, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer, choose_timer
@@ -170,7 +173,7 @@ def test_only_the_forward_pass_is_counted():
 
 @pytest.mark.parametrize("source", ["synthetic", "files"])
 def test_a_run_has_what_bench_has(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conclude, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
+    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     saved = open_saved(make_checkpoint(tmp_path / "made"))
     settings = ["device=cpu", "engine.threads=1", "loader.threads=1", "measure.iterations=9", f"data.source={source}"]
     if source == "files":

@@ -17,8 +17,11 @@ from trainstone.engine.lr_schedule import tell_rate
 from trainstone.engine.precision_trial import Trial, fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, RunError
+from trainstone.flows import loader_timing
 from trainstone.flows.bench import input_baselines
-from trainstone.flows.bench.input_baselines import Alone, Turns
+from trainstone.flows.bench.input_baselines import Alone
+from trainstone.flows.data_bench import run
+from trainstone.flows.loader_timing import Turns
 from trainstone.machine.cpus import Cores
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import StepRecorder
@@ -249,7 +252,7 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     [(1, 1, [1]), (2, 2, [1, 2]), (12, 6, [1, 2, 4, 6, 8, 12]), (16, 8, [1, 2, 4, 8, 16]), (3, None, [1, 2, 3])],
 )
 def test_powers_of_two_then_cores_then_hardware_threads(logical: int, physical: int | None, counts: list[int]):
-    assert input_baselines.choose_threads(Cores(logical, physical, None, physical or logical)) == counts
+    assert run.choose_threads(Cores(logical, physical, None, physical or logical)) == counts
 
 
 def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
@@ -260,7 +263,7 @@ def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
         return make_loader(Listed(to_classify(40)), threads=threads, first_step=first_step)
 
     done: list[Turns] = []
-    told = {progress.phase for progress in input_baselines.measure_threads(open_with, [1, 2], 0.05, done)}
+    told = {progress.phase for progress in run.measure_threads(open_with, [1, 2], 0.05, done)}
     assert told == {"1 thread", "2 threads"}
     assert [threads for threads, _ in opened] == [1, 2, 2, 1]
     steps = [step for _, step in opened]
@@ -270,10 +273,10 @@ def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
         assert turns.wall_seconds == pytest.approx(sum(turns.batch_seconds))
         assert turns.cpu_seconds > 0
         assert turns.pictures >= 4 * len(turns.batch_seconds)
-        point = input_baselines.summarise_turns(turns, 4, 2)
+        point = run.summarise_turns(turns, 4, 2)
         assert point.threads == turns.threads
         assert point.images_per_second == pytest.approx(4 * len(turns.batch_seconds) / turns.wall_seconds)
-    stages = input_baselines.split_stages(done[0])
+    stages = loader_timing.split_stages(done[0])
     assert [stage.name for stage in stages] == list(STAGES)
     assert sum(stage.share for stage in stages) == pytest.approx(1)
     assert all(stage.seconds_per_image > 0 for stage in stages)

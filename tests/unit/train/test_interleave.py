@@ -15,8 +15,9 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.engine import fit
 from trainstone.errors import ConfigError, RunError
-from trainstone.flows.compare import pair as interleave
-from trainstone.flows.compare.pair import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving, fit_pair, run_against
+from trainstone.flows.compare import interleave, pair, result
+from trainstone.flows.compare.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving
+from trainstone.flows.compare.pair import fit_pair, run_against
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.steps import StepRecord, read_columns
@@ -181,7 +182,7 @@ def compare(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(interleave, "choose_timer", lambda _device: LateTimer())
+    monkeypatch.setattr(pair, "choose_timer", lambda _device: LateTimer())
     path = compare("train.batch_size=4")
     steps = {name: read_columns(path / "points" / name / "steps-rank0000.csv") for name in "ab"}
     starts = [(start, name) for name in "ab" for start in steps[name]["start_seconds"]]
@@ -222,8 +223,8 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
             StoppedLate.received = "SIGTERM" if len(self) == 25 else None
 
     monkeypatch.setattr(flows, "StopSignals", StoppedLate)
-    real = interleave.Interleaving
-    monkeypatch.setattr(interleave, "Interleaving", lambda *parts: real(*parts, blocks=LateBlock()))
+    real = pair.Interleaving
+    monkeypatch.setattr(pair, "Interleaving", lambda *parts: real(*parts, blocks=LateBlock()))
     path = compare("seed=1", iterations=60)
     parent = read_result(path)
     assert parent.status == read_result(path / "points/a").status == "interrupted"
@@ -236,7 +237,7 @@ def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.Mo
     a = make("train.batch_size=auto", "engine.threads=4")
     pair = fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False)
     assert {name: one.config.train.batch_size for name, one in pair.items()} == {"A": 2, "B": 2}
-    assert [key for key, _, _ in interleave.list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
+    assert [key for key, _, _ in result.list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.Mo
     ],
 )
 def test_errors_of_fitting_name_their_variant(monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str):
-    monkeypatch.setattr(interleave, "choose_device", torch.device)
+    monkeypatch.setattr(pair, "choose_device", torch.device)
     with pytest.raises(ConfigError, match=message):
         fit_pair(make("train.batch_size=2"), make(*settings), same_recipe=True, strict=True)
 
@@ -257,19 +258,19 @@ def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):
     """ResNet-18 has 11.7 million parameters: the other one's weights and momentum are 94 MB more."""
     a = make("train.batch_size=2")
     alone = fit.needed_bytes(a, torch.device("cpu"), 2)
-    monkeypatch.setattr(interleave, "free_bytes", lambda _device: alone + 90 * 10**6)
+    monkeypatch.setattr(pair, "free_bytes", lambda _device: alone + 90 * 10**6)
     with pytest.raises(RunError, match="out of memory: both in one process"):
         fit_pair(a, a, same_recipe=True, strict=False)
-    monkeypatch.setattr(interleave, "free_bytes", lambda _device: alone + 100 * 10**6)
+    monkeypatch.setattr(pair, "free_bytes", lambda _device: alone + 100 * 10**6)
     fit_pair(a, a, same_recipe=True, strict=False)
 
 
 def test_what_the_machine_made_of_it_is_told():
     asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=auto", "model.depth=34")}
     fitted = {"A": make("train.batch_size=4"), "B": make("train.batch_size=2", "model.depth=34")}
-    assert interleave.tell_unasked(asked, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
+    assert result.tell_unasked(asked, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
     asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=2")}
     same = make("train.batch_size=2")
-    (told,) = interleave.tell_unasked(asked, {"A": same, "B": same})
+    (told,) = result.tell_unasked(asked, {"A": same, "B": same})
     assert told.startswith("in nothing")
-    assert interleave.tell_unasked({"A": same, "B": same}, {"A": same, "B": same}) == []
+    assert result.tell_unasked({"A": same, "B": same}, {"A": same, "B": same}) == []

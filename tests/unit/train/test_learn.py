@@ -21,10 +21,12 @@ from trainstone.engine.optim import LossScale
 from trainstone.errors import DataError, OutOfMemoryError, ResultError, RunError
 from trainstone.flows import prepare
 from trainstone.flows.lifecycle import lifecycle
-from trainstone.flows.prepare import find_seats, list_doubts, open_both
+from trainstone.flows.prepare import find_seats
 from trainstone.flows.train import checkpoint, loop
+from trainstone.flows.train import run as train_flow
 from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
-from trainstone.flows.train.loop import has_one_clock
+from trainstone.flows.train.result import has_one_clock
+from trainstone.flows.train.start import list_doubts, open_both
 from trainstone.flows.train.state import Course
 from trainstone.formats.mllog import parse_line
 from trainstone.machine.ranks import Rank
@@ -154,7 +156,7 @@ def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.
     sink.__enter__.return_value = sink
     sink.__exit__.side_effect = partial(Sink.__exit__, sink)
     sink.flush.side_effect = note
-    monkeypatch.setattr(loop, "open_trackers", lambda *_, **_more: iter([sink]))
+    monkeypatch.setattr(train_flow, "open_trackers", lambda *_, **_more: iter([sink]))
     train(tmp_path, monkeypatch, **{"train.batch_size": 32, "checkpoint.best": False})
     expected = []
     for done in (3, 6):

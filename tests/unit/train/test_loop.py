@@ -12,12 +12,15 @@ from flows import LateTimer
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig, OptimizerConfig
 from trainstone.engine.distributed.collectives import World
+from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.ema import WeightAverage
 from trainstone.engine.loop import train_steps
+from trainstone.engine.network import apply_process_settings, seed_network
 from trainstone.engine.optim import LossScale
-from trainstone.engine.task import DecayedLoss, Task, WeightAverage, apply_process_settings, build_task, seed_network
+from trainstone.engine.task import DecayedLoss, Task, build_task
 from trainstone.errors import RunError, TrainstoneError
-from trainstone.flows.bench.result import sum_energy
-from trainstone.flows.bench.stop_rule import Pact, StopRule
+from trainstone.flows.bench.stop_rule import StopRule
+from trainstone.flows.speed_summary import sum_energy
 from trainstone.machine.ranks import ALONE
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer

@@ -17,7 +17,7 @@ from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import Window
 from trainstone.results.run_folder import RunFolder, create_run, read_result
 from trainstone.results.schema.run import Result
-from trainstone.results.schema.timeline import PARTS
+from trainstone.results.step_parts import PARTS
 from trainstone.results.steps import read_columns
 
 SMALL = (

@@ -13,11 +13,13 @@ from trainstone.config.schema import change_section
 from trainstone.formats.mllog import read_mllog
 from trainstone.machine.ranks import Rank
 from trainstone.originals.mlperf import rules as mlperf
+from trainstone.originals.mlperf.rules import RunSizes
 from trainstone.originals.mlperf.training_log import choose_division, measure_sizes
-from trainstone.workloads.workload import RunSizes
 
-RESNET = SimpleNamespace(rules=mlperf.RESNET, load=load_mlperf, pictures=IMAGENET, recipe="resnet50-mlperf")
-SSD = SimpleNamespace(rules=mlperf.SSD, load=load_ssd, pictures=COCO, recipe="ssd300-mlperf")
+RESNET = SimpleNamespace(
+    rules=mlperf.BENCHMARKS["classify"], load=load_mlperf, pictures=IMAGENET, recipe="resnet50-mlperf"
+)
+SSD = SimpleNamespace(rules=mlperf.BENCHMARKS["detect"], load=load_ssd, pictures=COCO, recipe="ssd300-mlperf")
 SGD = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
 
 
@@ -180,7 +182,7 @@ def test_tensors_are_those_that_the_rules_of_1_1_list():
     rules = Path(mlperf_logging.__file__).parent / "compliance_checker/training_1.1.0/closed_ssd.yaml"
     listed = re.findall(r'"(ssd0_\w+)"', rules.read_text())
     assert len(listed) == 119
-    assert sorted(mlperf.SSD.name_tensor(name) for name, _ in build_empty().named_parameters()) == sorted(listed)
+    assert sorted(SSD.rules.name_tensor(name) for name, _ in build_empty().named_parameters()) == sorted(listed)
     assert mlperf.name_ssd_tensor("backbone.layer2.1.conv1.weight") == "ssd0_resnetmlperf0_stage2_conv3_weight"
     assert mlperf.name_ssd_tensor("backbone.other.weight") == "backbone.other.weight"
 

@@ -4,54 +4,40 @@ The tables are those of results/tables.py, with bars where there is room, and as
 rows of small bars for a series, eight heights, one character each; and bars across.
 """
 
-import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
-from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from trainstone import __version__, units
+from trainstone.cli.render.sparkline import draw_bars, draw_sparkline
+from trainstone.cli.render.tables import Rows, print_lines, print_rows, print_table, shorten_cell
 from trainstone.errors import ResultError
 from trainstone.results import tables, training
 from trainstone.results.combine import list_repeated_facts
+from trainstone.results.compare_blocks import tell_exchange
+from trainstone.results.loader_speed import describe_cores, describe_covers
 from trainstone.results.published import is_published
-from trainstone.results.schema.data_bench import Feeding, describe_cores, describe_covers
+from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.schema.run import Comparison, Result
 from trainstone.results.schema.sweep import Sweep
-from trainstone.results.schema.timeline import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.series import sample_steps
+from trainstone.results.step_parts import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.step_summary import describe_interval, describe_rate, describe_repeat, describe_setting
 from trainstone.results.verdicts import describe_goal
-from trainstone.stats.ratio import tell_exchange
 from trainstone.text import printable, printable_lines
 
 SEVERITIES = {"error": "red bold", "warning": "yellow", "info": "cyan"}
 """In the order of printing, with their styles."""
-JUDGEMENTS = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
 MAX_NOTED = 5
+LONGEST_NOTE = 32
 """With more published figures than this, their sources and differences are left to --json and --page."""
 SPARKLINE_WIDTH = 36
 MOST_OPERATORS, OPERATOR_BAR_WIDTH = 6, 8
-BAR_WIDTH = 16
-LONGEST_NOTE, LONGEST_CELL = 32, 200
-INDENT = 2
-NARROW_WIDTH = 60
-BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = ".:-=+*#@"
-ACROSS = "▏▎▍▌▋▊▉█"
-# A series that varies by less than this share of its median fills only part of the height: it is quiet, and looks so.
-LEAST_SPAN = 0.1
-
-Array = NDArray[np.float64]
-Rows = Iterator[tuple[str, str | Text]]
 
 
 def print_result(result: Result, path: Path) -> None:
@@ -87,20 +73,6 @@ def print_result(result: Result, path: Path) -> None:
     report = [f"report  {path / 'report.html'}"] if (path / "report.html").exists() else []
     named = [f"result  {path / 'result.json'}", *report, f"repeat  {describe_repeat(result, path)}"]
     print_lines(console, named, wrap=False)  # so that they can be copied
-
-
-def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        shown = value if isinstance(value, Text) else Text(printable(value))
-        if console.width < NARROW_WIDTH:
-            console.print(Text(printable(name), style="dim"))
-            print_indented(console, shown)
-        table.add_row(Text(printable(name)), shown)
-    if console.width >= NARROW_WIDTH:
-        print_indented(console, table)
 
 
 def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Rows:
@@ -249,54 +221,6 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
         yield "trace", f"{timeline.trace}, for https://ui.perfetto.dev"
 
 
-def print_indented(console: Console, shown: Table | Text) -> None:
-    console.print(Padding(shown, (0, 0, 0, INDENT), expand=False))
-
-
-def print_lines(console: Console, lines: Iterable[str], style: str = "", *, wrap: bool = True) -> None:
-    for line in lines:
-        console.print(Text(printable(line), style=style), soft_wrap=not wrap)
-
-
-def lay_out(
-    table: tables.Table, *, bars: Sequence[str] = (), styles: Sequence[str] = (), pad_edge: bool = True
-) -> Table:
-    """Return a table without lines, numbers flush right, with a bar after each row; `styles` are those of the rows."""
-    laid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=pad_edge)
-    for head, numeric in zip(table.columns, table.numeric, strict=True):
-        laid.add_column(Text(printable(head)), justify="right" if numeric else "left")
-    for row, style, bar in itertools.zip_longest(table.rows, styles, bars, fillvalue=""):
-        cells = [_shorten(cell) for cell in row]
-        drawn = [Text(bar, style="cyan")] if bars else []
-        laid.add_row(*(Text(cell, style=JUDGEMENTS.get(cell, style)) for cell in cells), *drawn)
-    return laid
-
-
-def print_table(
-    console: Console, table: tables.Table, *, lengths: Sequence[float] = (), styles: Sequence[str] = ()
-) -> None:
-    """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide."""
-    unlimited = console.options.update(max_width=10_000)
-    for bars in (draw_bars(lengths, BAR_WIDTH, encoding=console.encoding), []):
-        laid = lay_out(table, bars=bars, styles=styles)
-        if Measurement.get(console, unlimited, laid).maximum + INDENT <= console.width:
-            print_indented(console, laid)
-            return
-    for row, style in itertools.zip_longest(table.rows, styles, fillvalue=""):
-        first, *cells = (_shorten(cell) for cell in row)
-        console.print(Text(f"{printable(table.columns[0])} {first}".strip(), style=style or "bold"))
-        for head, cell in zip(table.columns[1:], cells, strict=True):
-            if cell:
-                named = Text.assemble((f"{printable(head)}  ", "dim"), (cell, JUDGEMENTS.get(cell, "")))
-                print_indented(console, named)
-
-
-def _shorten(text: str, longest: int = LONGEST_CELL) -> str:
-    """Cut what is too long for a table; the whole text is in the findings."""
-    text = printable(text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 def print_comparison(console: Console, comparison: Comparison) -> None:
     published = [row for row in comparison.rows if is_published(row)]
     judged = [row for row in comparison.rows if not is_published(row)]
@@ -318,7 +242,7 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
         styles = ["bold" if tables.is_knee(sweep, row) else "" for row in sweep.rows]
         lengths = [row.rate for row in sweep.rows]
         table = tables.sweep_table(sweep)
-        table = replace(table, rows=[[_shorten(cell, LONGEST_NOTE) for cell in row] for row in table.rows])
+        table = replace(table, rows=[[shorten_cell(cell, LONGEST_NOTE) for cell in row] for row in table.rows])
         print_table(console, table, lengths=lengths, styles=styles)
     if sweep.told:
         console.print()
@@ -346,81 +270,3 @@ def print_feeding(console: Console, feeding: Feeding) -> None:
         print_table(console, tables.stage_table(feeding), lengths=lengths)
     console.print()
     print_lines(console, [describe_cores(feeding)])
-
-
-def draw_sparkline(
-    values: ArrayLike, width: int, steady_from: int = 0, *, encoding: str | None = "utf-8"
-) -> tuple[str, str]:
-    """Return the bars of the values before `steady_from` and of those after it, together at most `width` of them.
-
-    A bar is the mean of neighbours; where there is nothing finite it is a space. The heights span what is usual
-    in the steady part, so that one slow first step does not flatten all others: what is beyond is clipped.
-    """
-    series = np.asarray(values, dtype=np.float64)
-    series = np.where(np.isfinite(series), series, np.nan)
-    cut = min(max(0, steady_from), series.size)
-    num_cells = min(max(0, width), series.size)
-    num_before = num_cells if cut == series.size else 0
-    if 0 < cut < series.size and num_cells >= 2:  # as the values are divided; each part that has some gets a cell
-        num_before = min(max(1, round(num_cells * cut / series.size)), num_cells - 1)
-    cells = np.concatenate((_average(series[:cut], num_before), _average(series[cut:], num_cells - num_before)))
-    low, span = _find_scale(series[cut:] if np.isfinite(series[cut:]).any() else series)
-    bars = _choose(BLOCKS, ASCII, encoding)
-    drawn = "".join(_draw_bar(float(cell), low, span, bars) for cell in cells)
-    return drawn[:num_before], drawn[num_before:]
-
-
-def draw_histogram(counts: ArrayLike, width: int, *, encoding: str | None = "utf-8") -> str:
-    """Return bars from 0 to the highest count, at most `width` of them; a bar is the highest of neighbours."""
-    series = np.asarray(counts, dtype=np.float64)
-    pieces = np.array_split(series, min(max(1, width), series.size)) if series.size else []
-    bars, top = _choose(BLOCKS, ASCII, encoding), float(series.max(initial=0))
-    return "".join(_draw_bar(float(piece.max()), 0.0, top, bars) for piece in pieces)
-
-
-def draw_bars(values: ArrayLike, width: int, *, encoding: str | None = "utf-8") -> list[str]:
-    """Return a bar across for each value, from 0; the highest is `width` long, and what is above 0 is never nothing."""
-    series = np.asarray(values, dtype=np.float64)
-    series = np.where(np.isfinite(series) & (series > 0), series, 0.0)
-    top = float(series.max(initial=0))
-    pieces = _choose(ACROSS, "#", encoding)
-    drawn = []
-    for value in series:
-        length = max(1, round(float(value / top) * max(0, width) * len(pieces))) if value and width > 0 else 0
-        whole, rest = divmod(length, len(pieces))
-        drawn.append(pieces[-1] * whole + (pieces[rest - 1] if rest else ""))
-    return drawn
-
-
-def _average(values: Array, num_cells: int) -> Array:
-    edges = np.linspace(0, values.size, num_cells + 1).round().astype(np.int64)
-    pieces = [values[begin:end] for begin, end in itertools.pairwise(edges)]
-    finite = [piece[np.isfinite(piece)] for piece in pieces]
-    return np.array([piece.mean() if piece.size else np.nan for piece in finite], dtype=np.float64)
-
-
-def _find_scale(values: Array) -> tuple[float, float]:
-    """Return the lowest bar's value and the height of all: 98 % of what Tukey's far-out fences hold."""
-    finite = values[np.isfinite(values)]
-    if finite.size == 0:
-        return 0.0, 0.0
-    q1, median, q3 = (float(q) for q in np.quantile(finite, [0.25, 0.5, 0.75]))
-    fence = 3 * (q3 - q1)
-    low, high = np.quantile(finite[(finite >= q1 - fence) & (finite <= q3 + fence)], [0.01, 0.99])
-    return float(low), max(float(high - low), LEAST_SPAN * abs(median))
-
-
-def _choose(text: str, plain: str, encoding: str | None) -> str:
-    """Return the text, or the plain one where the encoding cannot carry it."""
-    try:
-        text.encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return plain
-    return text
-
-
-def _draw_bar(value: float, low: float, span: float, bars: str) -> str:
-    if not np.isfinite(value):
-        return " "
-    height = min(max(0.0, (value - low) / span), 1.0) if span > 0 else 0.0
-    return bars[min(int(height * len(bars)), len(bars) - 1)]

@@ -2,43 +2,30 @@
 
 The same on every rank; the first writes the result. Everything is written as it comes: a run killed at any moment
 leaves a folder that can be read.
-
-What the exchange of gradients costs is measured after the steps, with it and without in turn. Without exchange ranks
-would part from each other, so the rate is 0 meanwhile: all is computed, nothing is learned.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack, closing
 
-import numpy as np
-
-from trainstone.config.schema import MeasureConfig, ParallelConfig
-from trainstone.engine.distributed.collectives import COMPRESSED, World, broadcast_dict, gather
+from trainstone.config.schema import MeasureConfig
+from trainstone.engine.dataset import IMAGENET_PICTURES
+from trainstone.engine.distributed.stop_agreement import Pact
 from trainstone.engine.loop import train_steps
-from trainstone.engine.task import IMAGENET_PICTURES, Task, build_task
+from trainstone.engine.task import Task, build_task
+from trainstone.flows.bench.comm_cost import measure_exchange
 from trainstone.flows.bench.input_baselines import FILE_NAME, Alone, measure_after, measure_before
-from trainstone.flows.bench.result import conclude, measure_device, observe, open_recorder, sync_steps
-from trainstone.flows.bench.stop_rule import Pact, record_steps
+from trainstone.flows.bench.result import conclude
+from trainstone.flows.bench.stop_rule import record_steps
 from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.observation import measure_device, observe, open_recorder, sync_steps
 from trainstone.flows.prepare import open_originals, settle_gradients, start_measurement
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.profiler import profiler_range
 from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
-from trainstone.results.schema.run import Communication, Status
-from trainstone.stats.ratio import ORDER, judge_exchange
-
-# Steps of a block; the first does not count: it waits for ranks that came later out of a block without exchange.
-BLOCK_STEPS = 3
-# Of the time of the measured steps, spent here. Fewer rounds of four blocks than two say nothing: where these take
-# longer than that and than MOST_SECONDS, it is not measured.
-SHARE = 1 / 4
-MIN_ROUNDS, MAX_ROUNDS = 2, 12
-MOST_SECONDS = 60.0
+from trainstone.results.schema.run import Status
 
 
 def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Status]:
@@ -111,48 +98,3 @@ def limit_steps(task: Task, measure: MeasureConfig) -> int | None:
         pictures = measure.max_epochs * task.loader.order.epoch_pictures
         limits.append(math.ceil(pictures / (task.loader.order.global_batch * task.accumulate)))
     return min(limits, default=None)
-
-
-def measure_exchange(
-    task: Task, parallel: ParallelConfig, recorder: StepRecorder, life: Lifecycle
-) -> Generator[Progress, None, Communication | None]:
-    """Time steps with and without exchange, A B B A; None alone and on other ranks than the first.
-
-    Interrupted, it says only what is exchanged.
-    """
-    world = life.world
-    if world.alone:
-        return None
-    sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
-    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
-    gradient_bytes = sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
-    sizes = Communication(gradient_bytes=gradient_bytes, bucket_bytes=parallel.bucket_bytes)
-    rounds: list[list[float]] = []
-    still, timer = replace(task, rate=lambda _step: 0.0), choose_timer(task.device)
-    planned = plan_rounds(recorder, world)
-    for number in range(planned):
-        seconds = []
-        for arm in ORDER:
-            if life.find_stop():
-                return sizes if world.rank.number == 0 else None
-            yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
-            with nullcontext() if arm == "A" else task.without_exchange():
-                steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=len(recorder)))
-            seconds.append(statistics.median(record.step_seconds for record in steps[1:]))
-        rounds.append(seconds)
-    timed = gather(world, {"rounds": rounds})
-    if timed is not None and not planned:
-        return sizes
-    return None if timed is None else judge_exchange(sizes, [one["rounds"] for one in timed])
-
-
-def plan_rounds(recorder: StepRecorder, world: World) -> int:
-    """Return how many rounds fit into the time for it, the same on all ranks; 0: not even the fewest."""
-    seconds = recorder.column("step_seconds")
-    seconds = seconds[1:] if len(seconds) > 1 else seconds  # the first may compile for minutes
-    a_round = float(np.median(seconds)) * len(ORDER) * BLOCK_STEPS
-    fitting = int(SHARE * float(seconds.sum()) / a_round)
-    if fitting < MIN_ROUNDS:
-        fitting = MIN_ROUNDS if MIN_ROUNDS * a_round <= MOST_SECONDS else 0
-    told = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
-    return int(told["rounds"])

@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from trainstone.engine.distributed.collectives import barrier
+from trainstone.engine.distributed.stop_agreement import Pact
 from trainstone.engine.fit import Fitted
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
 from trainstone.errors import MachineError
-from trainstone.flows.bench.result import conclude, measure_device, observe, open_recorder
-from trainstone.flows.bench.stop_rule import Pact
+from trainstone.flows.bench.result import conclude
 from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.observation import measure_device, observe, open_recorder
 from trainstone.flows.prepare import settle_gradients, start_measurement
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.flops import CallCounter, Op, list_ops
@@ -33,7 +34,8 @@ from trainstone.results.schema.run import Finding, Status
 from trainstone.results.schema.timeline import Overhead, Timeline
 from trainstone.results.steps import StepRecord
 from trainstone.results.verdicts import write_profile_verdict
-from trainstone.stats.throughput import find_steady, spread
+from trainstone.stats.steady_state import find_steady
+from trainstone.stats.throughput import spread
 from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
 from trainstone.trace.timeline import analyse_trace
 from trainstone.units import format_percent

@@ -5,219 +5,35 @@ moment can be resumed.
 """
 
 import logging
-import random
 import shutil
 import signal
-import socket
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainstone.config.load import (
-    change_config,
-    did_you_mean,
-    flatten,
-    list_keys,
     load_config,
-    parse_setting,
     write_toml,
 )
-from trainstone.config.schema import Config
-from trainstone.errors import ConfigError, LaunchError, ResultError, RunError, error_of_child
+from trainstone.errors import LaunchError, ResultError, RunError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.flows.child_runs import ChildEnd, ChildRun, child_command, run_children
 from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.sweep.plan import Plan, PlannedPoint, configure, settle
 from trainstone.formats.timehistory import Intervals, choose_every
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
 from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, strip_devices
+from trainstone.results.knee import TAKES_MEMORY, has_order, label_row
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import name_run, read_if_there, read_result
 from trainstone.results.schema.run import Result, Status
-from trainstone.results.schema.sweep import (
-    BATCH,
-    TAKES_MEMORY,
-    Sweep,
-    SweepRow,
-    has_order,
-    label_point,
-    label_row,
-    name_file,
-)
+from trainstone.results.schema.sweep import Sweep, SweepRow
 from trainstone.results.steps import read_records
 
 log = logging.getLogger(__name__)
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of the TBD suite's measure_throughput.sh
-# What the first child settles for all others, so that they differ in nothing but what is swept or their seed.
-SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
-LARGEST_BATCH = 10**9
-LONGEST_QUOTE = 40
 OF_THE_SWEEP = (2, 3, 4)  # exit codes (configuration, data, machine) that other points may end with, too
-
-
-@dataclass(frozen=True)
-class PlannedPoint:
-    order: int
-    value: Any
-    curve: Any
-    label: str
-    name: str  # of its files
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All points, in the order they are run in, and what they have in common."""
-
-    config: Config
-    sweep: Sweep
-    points: tuple[PlannedPoint, ...]
-
-    @property
-    def labels(self) -> list[str]:
-        return [label for _, _, label in list_grid(self.sweep)]
-
-
-def make_plan(
-    config: Config,
-    batch_sizes: str | None,
-    over: str | None,
-    *,
-    profile: bool = False,
-    cores: bool = False,
-    strict: bool = False,
-) -> Plan:
-    """Turn the flags into points; each one's configuration is checked before anything runs."""
-    sizes: list[Any] = list(BATCH_SIZES)
-    if batch_sizes is not None:
-        try:
-            sizes = [int(part) for part in batch_sizes.split(",")]
-        except ValueError:  # also thousands of digits
-            sizes = [0]
-        if not all(0 < size < LARGEST_BATCH for size in sizes):
-            quoted = f"--batch-sizes {batch_sizes[:LONGEST_QUOTE]}"
-            message = f"{quoted}: expected whole numbers above 0 and below {LARGEST_BATCH:,}"
-            raise ConfigError(message, hint="for example --batch-sizes 1,2,4,8")
-    swept: dict[str, Any] = {"key": BATCH, "values": sizes}
-    if over is not None:
-        key, values = parse_over(over)
-        if batch_sizes is None:
-            swept = {"key": key, "values": values}
-        elif key == BATCH:
-            message = "--batch-sizes and --over train.batch_size are the same key twice"
-            raise ConfigError(message, hint="give one of them")
-        else:
-            swept |= {"curve_key": key, "curves": values}
-    asked = Sweep(**swept, seed=config.seed, profile=profile or cores, cores=cores, strict=strict)
-    plan = lay_out(config, asked)
-    seen: dict[str, str] = {}
-    for point in plan.points:
-        text = configure(plan.config, asked, point).model_dump_json()
-        if text in seen:
-            raise ConfigError(f"{seen[text]} and {point.label} are the same point", hint="name each value once")
-        seen[text] = point.label
-    return plan
-
-
-def parse_over(text: str) -> tuple[str, list[Any]]:
-    """Split KEY=V,V into the key and its values: a TOML array without its brackets, or words between commas."""
-    key, equals, rest = text.partition("=")
-    key = key.strip()
-    if not equals or not key or not rest.strip():
-        raise ConfigError(
-            f"--over {text[:LONGEST_QUOTE]}: it is not KEY=VALUE,VALUE",
-            hint="for example --over train.precision=fp32,bf16",
-        )
-    known = [row[0] for row in list_keys()]
-    if key not in known:
-        inside = ", ".join(name for name in known if name.startswith(f"{key}."))
-        told = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
-        raise ConfigError(
-            f"--over {key}: {told}{'' if inside else did_you_mean(key, known)}",
-            hint="`trainstone recipes NAME` lists the keys of a recipe",
-        )
-    try:
-        values: list[Any] = parse_setting(f"{key}=[{rest}]")[1]
-    except ConfigError:
-        values = [parse_setting(f"{key}={part}")[1] for part in rest.split(",")]
-    return key, values
-
-
-def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
-    """Return value, curve and label of all points, by curve and value, in the order they were given."""
-    grid = [(value, curve) for curve in (sweep.curves if sweep.curve_key else [None]) for value in sweep.values]
-    return [(value, curve, label_point(sweep.key, value, sweep.curve_key, curve)) for value, curve in grid]
-
-
-def lay_out(config: Config, sweep: Sweep) -> Plan:
-    """Shuffle the points, always in the same way for the same seed."""
-    grid = list_grid(sweep)
-    order = list(range(len(grid)))
-    random.Random(sweep.seed).shuffle(order)
-    names = name_all([label for _, _, label in grid])
-    points = [PlannedPoint(number, *grid[place], name=names[place]) for number, place in enumerate(order, start=1)]
-    return Plan(config, sweep, tuple(points))
-
-
-def name_all(labels: Sequence[str]) -> list[str]:
-    """Return a file name for each label; one that is taken, in capitals or not, gets the number of its point."""
-    names: list[str] = []
-    for place, name in enumerate(map(name_file, labels)):
-        names.append(f"{name}-{place}" if name.lower() in map(str.lower, names) else name)
-    return names
-
-
-def configure(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
-    changes = {sweep.key: point.value}
-    if sweep.curve_key is not None:
-        changes[sweep.curve_key] = point.curve
-    flag = "--batch-sizes" if sweep.key == BATCH and sweep.curve_key is None else "--over"
-    return change_config(config.model_dump(mode="json", exclude_none=True), flag, flags=changes)
-
-
-def settle(config: Config, sweep: Sweep, resolved: Config) -> Config:
-    """Take over what a point found for each auto; not from one device to others."""
-    swept = {sweep.key, sweep.curve_key}
-    if "device" in swept:
-        return config
-    found, given = (dict(flatten(one.model_dump(mode="json", exclude_none=True))) for one in (resolved, config))
-    values = {key: found[key] for key in SETTLED if key not in swept and given.get(key) == "auto"}
-    return change_config(config.model_dump(mode="json", exclude_none=True), "the first point", flags=values)
-
-
-def resume_plan(path: Path, result: Result) -> Plan:
-    """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
-    if result.sweep is None:
-        raise ResultError(f"{path} ended before its points were written", hint=f"start again: {result.command}")
-    here = {"host": socket.gethostname(), **read_software()}
-    then = {"host": result.process.host, **result.software}
-    differing = [
-        f"{name} {then[name]} there, {here.get(name)} here"
-        for name in ("host", "trainstone", "torch")
-        if then.get(name) not in (None, here.get(name))
-    ]
-    if differing:
-        raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")
-    return lay_out(check_settled(path), result.sweep)
-
-
-def check_settled(path: Path) -> Config:
-    """Return the configuration that child runs share; refuse one that was changed: they would not be comparable."""
-    result, file = read_result(path), path / "config.toml"
-    config = load_config(str(file))
-    now, then = (dict(flatten(values)) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
-    changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
-    # A kill while the first point was settling them: the file is written first
-    settling = set() if result.machine else {key for key in SETTLED if then.get(key) == "auto"}
-    changed = [key for key in changed if key not in settling]
-    if changed:
-        shown = ", ".join(f"{key} was {then.get(key)}, is {now.get(key)}" for key in changed[:3])
-        raise ResultError(
-            f"{file} is not what the points of this {result.kind} were run with: {shown}",
-            hint=f"restore it, or start again: {result.command}",
-        )
-    return config
 
 
 def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, Status]:

@@ -4,108 +4,13 @@ Pure: no clock, no torch, no file. flows/train/loop.py carries out one action, t
 Steps are counted as done: after the first there is 1. An epoch ends with the step that takes its last picture.
 """
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
+from trainstone.engine.distributed.stop_agreement import Agreed
+from trainstone.engine.event_schedule import Cadence
 
 Action = Literal["train", "evaluate", "collect", "checkpoint", "fail", "end"]
-
-
-def as_written(epochs: float) -> Fraction:
-    """Return 1/10 for 0.1, which itself is a little more."""
-    return Fraction(str(epochs))
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """After which steps a run evaluates, writes a checkpoint and ends."""
-
-    pictures: int
-    """Images per epoch."""
-    global_batch: int
-    """Images per step, of all ranks."""
-    eval: EvalConfig
-    stop: StopConfig
-    checkpoint: CheckpointConfig
-
-    @cached_property
-    def last_step(self) -> int:
-        """Steps after which training ends, target or not."""
-        steps = self._steps_for(as_written(self.stop.epochs))
-        return min(steps, self.stop.steps or steps)
-
-    @cached_property
-    def evaluations(self) -> list[int]:
-        """Steps that are followed by an evaluation."""
-        last = self.last_step
-        due = {step for step in map(self._steps_for, self._epochs_due) if step <= last}
-        # A run that ends early, or would never be evaluated, is evaluated at its end all the same.
-        whole = last == self._steps_for(as_written(self.stop.epochs))
-        if self.eval.at_end or not (whole and due):
-            due.add(last)
-        return sorted(due)
-
-    def epochs_after(self, done: int) -> float:
-        return done * self.global_batch / self.pictures
-
-    def whole_epochs_after(self, done: int) -> int:
-        return done * self.global_batch // self.pictures
-
-    def evaluates_after(self, done: int) -> bool:
-        return min(done, self.last_step) in self.evaluations
-
-    def next_evaluation(self, epochs: int) -> int:
-        """Return the steps of the first evaluation that is due after more than so many whole epochs, or at the end."""
-        later = (self._steps_for(epoch) for epoch in self._epochs_due if epoch > epochs)
-        return min(next(later, self.last_step), self.last_step)
-
-    def checkpoints_after(self, done: int) -> bool:
-        return done == self.last_step or done == min(self._next_checkpoints(done - 1), default=None)
-
-    def next_event(self, done: int) -> int:
-        """Return after how many steps something may be due next: the loop runs until there."""
-        evaluation = next((step for step in self.evaluations if step > done), self.last_step)
-        return min(self.last_step, evaluation, self._next_end(done, 1.0), *self._next_checkpoints(done))
-
-    @cached_property
-    def _epochs_due(self) -> list[Fraction]:
-        """Epochs that are followed by an evaluation, whether the run ends there or not."""
-        every = self.eval.every_epochs
-        if self.eval.at_epochs or not every:
-            return [as_written(epoch) for epoch in self.eval.at_epochs]
-        offset = every - 1 if self.eval.offset is None else self.eval.offset
-        return [Fraction(epoch) for epoch in range(offset + 1, self.whole_epochs_after(self.last_step) + 1, every)]
-
-    def _next_checkpoints(self, done: int) -> list[int]:
-        """Return the next step that is due by epochs, and the next by steps."""
-        by_epochs, by_steps = self.checkpoint.every_epochs, self.checkpoint.every_steps
-        due = [self._next_end(done, by_epochs)] if by_epochs else []
-        return due + ([(done // by_steps + 1) * by_steps] if by_steps else [])
-
-    def _next_end(self, done: int, epochs: float) -> int:
-        """Return the first step after `done` that completes another so many epochs."""
-        unit = as_written(epochs)
-        return self._steps_for((Fraction(done * self.global_batch, self.pictures) // unit + 1) * unit)
-
-    def _steps_for(self, epochs: Fraction) -> int:
-        return math.ceil(epochs * self.pictures / self.global_batch)
-
-
-class Agreed(NamedTuple):
-    """What the ranks have agreed on since the last steps began; 0 is no."""
-
-    nan_step: int = 0
-    """1 + the step whose loss is NaN or infinite."""
-    stop: int = 0
-    """A signal requests the end."""
-    time_over: int = 0
-    """stop.seconds have passed."""
-    checkpoint: int = 0
-    """checkpoint.every_seconds have passed."""
 
 
 @dataclass(frozen=True)

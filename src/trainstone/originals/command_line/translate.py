@@ -12,8 +12,11 @@ from trainstone.config.load import did_you_mean, list_shipped, load_config, load
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.originals.command_line.reader import MOST_DEVICES, Request
-from trainstone.originals.mlperf_resnet.command_line import understand_resnet50, understand_ssd
-from trainstone.originals.tbd.command_line import understand_sc22, understand_tbd, understand_wmlce
+from trainstone.originals.mlperf_resnet.command_line import understand_resnet50
+from trainstone.originals.mlperf_ssd.command_line import understand_ssd
+from trainstone.originals.sc22.command_line import understand_sc22
+from trainstone.originals.tbd.command_line import understand_tbd
+from trainstone.originals.wmlce.command_line import understand_wmlce
 from trainstone.text import printable
 
 FILE = "FILE.toml"

@@ -7,14 +7,13 @@ Rules: https://github.com/mlcommons/training_policies, and the rule files of mlp
 import functools
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainstone.config.load import format_value, load_config
 from trainstone.config.schema import Config
 from trainstone.models.mxnet_names import PREFIX, name_in_gluon, name_in_mxnet
-from trainstone.workloads.workload import Mllog, RunSizes
 
 ROUNDING = 1e-5  # the checker's
 SECTIONS = ("model", "augment", "detect", "train", "optimizer", "schedule", "eval")
@@ -38,6 +37,34 @@ EXTRA = re.compile(r"extras\.([0-9]+)\.([0-9]+)")
 load_reference = functools.cache(load_config)
 Rule = tuple[bool, str]
 """Whether it is kept, and what to say where it is not."""
+
+
+class RunSizes(NamedTuple):
+    """Numbers of a training run that MLPerf's log tells and its rules ask for."""
+
+    ranks: int
+    global_batch: int
+    """Images a step, of all ranks."""
+    train_pictures: int
+    """Of the data set."""
+    val_pictures: int
+    peak_rate: float
+    """The schedule's highest."""
+    decay_steps: int
+    """After the warm-up."""
+    warm_up_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    name: str
+    """MLPerf's."""
+    name_tensor: Callable[[str], str]
+    """What its reference calls a parameter of the network."""
+    list_values: Callable[[Config, RunSizes], dict[str, Any]]
+    """The keys that tell how it is trained; what the recipe cannot say is left out."""
+    find_departures: Callable[[Config, RunSizes], list[str]]
+    """What is not as the closed division asks for, in words."""
 
 
 @dataclass(frozen=True)
@@ -212,5 +239,8 @@ def find_ssd_departures(config: Config, sizes: RunSizes) -> list[str]:
     return SSD_RULES.find_departures(config, sizes, (), rules)
 
 
-RESNET = Mllog("resnet", name_in_mxnet, list_resnet_values, find_resnet_departures)
-SSD = Mllog("ssd", name_ssd_tensor, list_ssd_values, find_ssd_departures)
+BENCHMARKS = {
+    "classify": Benchmark("resnet", name_in_mxnet, list_resnet_values, find_resnet_departures),
+    "detect": Benchmark("ssd", name_ssd_tensor, list_ssd_values, find_ssd_departures),
+}
+"""By workload."""

@@ -17,26 +17,25 @@ import psutil
 from torch import nn
 
 from trainstone.config.schema import Config
+from trainstone.engine.dataset import order_pictures
 from trainstone.engine.distributed.collectives import World, gather
+from trainstone.engine.event_schedule import Cadence
 from trainstone.engine.fit import Fitted
 from trainstone.engine.lr_schedule import count_warm_up, peak_rate
-from trainstone.engine.task import order_pictures
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
-from trainstone.flows.train.events import Cadence
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import Event, format_line, kind_of, parse_line
 from trainstone.machine.page_cache import NOT_ASKED, CacheCleared, clear_page_cache
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import name_device
 from trainstone.measure.recorder import Sink
+from trainstone.originals.mlperf.rules import BENCHMARKS, RunSizes
 from trainstone.results.findings import finding
 from trainstone.results.run_folder import RunFolder
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import FINISHED, Finding, Status
 from trainstone.results.steps import StepRecord
-from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import RunSizes
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ Division = Literal["closed", "open"]
 
 def choose_division(config: Config, sizes: RunSizes) -> tuple[Division, list[str]]:
     """Return the division, and what speaks against the closed one."""
-    departures = WORKLOADS[config.workload].mllog.find_departures(config, sizes)
+    departures = BENCHMARKS[config.workload].find_departures(config, sizes)
     requested = config.mlperf.division
     if requested != "auto":
         return requested, departures
@@ -75,12 +74,12 @@ def list_head(
     `init_ms`: when the program started; `built_ms`: when the network was on its device.
     """
     assert isinstance(config.train.batch_size, int)  # engine/fit.py resolved it
-    mllog = WORKLOADS[config.workload].mllog
+    benchmark = BENCHMARKS[config.workload]
     # Caches are cleared before the network is built; another host's clock may differ.
     cleared_ms = built_ms if cleared.at_seconds is None else min(int(cleared.at_seconds * 1000), built_ms)
-    tensors = [mllog.name_tensor(name) for name in parameters]
+    tensors = [benchmark.name_tensor(name) for name in parameters]
     submitted = {
-        "benchmark": mllog.benchmark,
+        "benchmark": benchmark.name,
         "org": config.mlperf.org,
         "division": choose_division(config, sizes)[0],
         "status": config.mlperf.status,
@@ -94,7 +93,7 @@ def list_head(
         make_event("model_bn_span", config.train.batch_size * config.parallel.bn_ranks, built_ms),
         *(make_event("weights_initialization", None, built_ms, tensor=name) for name in tensors),
         make_event("init_stop", None, now_ms),
-        *(make_event(key, value, now_ms) for key, value in mllog.list_values(config, sizes).items()),
+        *(make_event(key, value, now_ms) for key, value in benchmark.list_values(config, sizes).items()),
         make_event("run_start", None, now_ms),
         make_event("train_samples", sizes.train_pictures, now_ms),
         make_event("eval_samples", sizes.val_pictures, now_ms),

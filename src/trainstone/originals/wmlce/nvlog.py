@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from trainstone.engine.task import order_pictures
+from trainstone.engine.dataset import order_pictures
 from trainstone.files import write_atomically
 from trainstone.formats import nvlog
 from trainstone.machine.ranks import Rank

@@ -8,7 +8,7 @@ import altair as alt
 from trainstone.report import charts
 from trainstone.report.blocks import Facts, Prose, Section
 from trainstone.report.view import RunView
-from trainstone.results.schema import data_bench as loading
+from trainstone.results import loader_speed
 from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.tables import stage_table, thread_table
 from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_rate
@@ -29,16 +29,20 @@ def of_data_bench(build: Callable[[Feeding], Section | None]) -> Callable[[RunVi
 
 @of_data_bench
 def build_overview(feeding: Feeding) -> Section:
-    best, stage, needed = loading.best_point(feeding), loading.largest_stage(feeding), loading.cores_needed(feeding)
+    best, stage, needed = (
+        loader_speed.best_point(feeding),
+        loader_speed.largest_stage(feeding),
+        loader_speed.cores_needed(feeding),
+    )
     tiles = [
         (f"images/s, {format_count(best.threads, 'thread')}", format_rate(best.images_per_second)),
         ("images/s a core", format_rate(best.images_per_second_per_core)),
     ]
     if stage is not None:
-        tiles.append((f"of the time: {loading.WORK.get(stage.name, stage.name)}", format_percent(stage.share, 0)))
+        tiles.append((f"of the time: {loader_speed.WORK.get(stage.name, stage.name)}", format_percent(stage.share, 0)))
     if feeding.demand is not None and needed is not None:
         demanded = format_rate(feeding.demand.images_per_second)
-        tiles.append((f"cores for {demanded} images/s", loading.format_cores(needed)))
+        tiles.append((f"cores for {demanded} images/s", loader_speed.format_cores(needed)))
     tiles.append(("cores here", f"{feeding.cores:,}"))
     if feeding.skipped:
         tiles.append(("pictures passed over", f"{feeding.skipped:,}"))
@@ -47,9 +51,9 @@ def build_overview(feeding: Feeding) -> Section:
 
 @of_data_bench
 def build_threads(feeding: Feeding) -> Section:
-    best = loading.best_point(feeding)
+    best = loader_speed.best_point(feeding)
     fastest = f"{format_rate(best.images_per_second)} images/s with {format_count(best.threads, 'thread')}"
-    lead = f"{fastest}; {'; '.join(loading.describe_covers(feeding))}."
+    lead = f"{fastest}; {'; '.join(loader_speed.describe_covers(feeding))}."
     if len(feeding.points) < 2:
         return Section("threads", "Speed by threads", [thread_table(feeding)], lead)
     rows: list[dict[str, Any]] = []
@@ -74,12 +78,12 @@ def build_threads(feeding: Feeding) -> Section:
 
 @of_data_bench
 def build_stages(feeding: Feeding) -> Section | None:
-    largest = loading.largest_stage(feeding)
+    largest = loader_speed.largest_stage(feeding)
     if largest is None:
         return None
     rows: list[dict[str, Any]] = []
     for stage in feeding.stages:
-        spent, share = loading.format_microseconds(stage.seconds_per_image), format_percent(stage.share, 0)
+        spent, share = loader_speed.format_microseconds(stage.seconds_per_image), format_percent(stage.share, 0)
         rows.append({"what": stage.name, "x": stage.seconds_per_image * 1e6, "told": spent, "share": share})
     # Room for the longest bar's share beside it; all stages may have taken no time that a clock could see
     x = charts.across("µs an image", domain=[0, 1.15 * max(row["x"] for row in rows) or 1.0], nice=False, tickCount=5)
@@ -87,8 +91,8 @@ def build_stages(feeding: Feeding) -> Section | None:
     chart = charts.bars(rows, x, step=34, limit=160, label="share", tooltip=tooltip)
     told = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
     drawn = charts.figure("stages", "What a picture's stages take", f"Microseconds an image: {told}.", chart)
-    total = loading.format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
-    name = loading.WORK.get(largest.name, largest.name)
+    total = loader_speed.format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
+    name = loader_speed.WORK.get(largest.name, largest.name)
     lead = f"Of {total} µs an image, {name} takes {format_percent(largest.share, 0)}."
     return Section("stages", "Where the time goes", [drawn, stage_table(feeding)], lead)
 
@@ -96,7 +100,7 @@ def build_stages(feeding: Feeding) -> Section | None:
 @of_data_bench
 def build_cores(feeding: Feeding) -> Section:
     """What a training needs, as a lead: that breaks names of devices however long they are."""
-    return Section("cores", "Cores a training needs", [], loading.describe_cores(feeding))
+    return Section("cores", "Cores a training needs", [], loader_speed.describe_cores(feeding))
 
 
 @of_data_bench

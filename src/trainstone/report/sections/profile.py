@@ -13,18 +13,11 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Code, Facts, Figure, Links, Prose, Section, keep_known
 from trainstone.report.charts import BLUE, CELL_LENGTH, GREY, NAME_LENGTH, ORANGE, PURPLE, RED, TEAL, Rows, mark
 from trainstone.report.view import RunView
-from trainstone.results.schema import timeline as profiled
-from trainstone.results.schema.timeline import (
-    PARTS,
-    RooflineChart,
-    RooflinePoint,
-    format_calls,
-    mean_step,
-    name_plainly,
-    shorten,
-)
-from trainstone.results.series import choose_evenly
+from trainstone.results import step_parts
+from trainstone.results.schema.timeline import RooflineChart, RooflinePoint
+from trainstone.results.step_parts import PARTS, format_calls, mean_step, name_plainly, shorten
 from trainstone.results.tables import Table, keyed_table
+from trainstone.stats.downsample import choose_evenly
 from trainstone.units import format_count, format_decimal, format_percent, format_seconds
 
 MEANINGS = {
@@ -61,7 +54,7 @@ def build_breakdown(view: RunView) -> Section | None:
     timeline = view.result.timeline
     if timeline is None or not timeline.steps:
         return None
-    on_cpu, parts = timeline.device == "cpu", profiled.average_parts(timeline)
+    on_cpu, parts = timeline.device == "cpu", step_parts.average_parts(timeline)
     shown = [timeline.steps[place] for place in choose_evenly(len(timeline.steps), MOST_STEPS)]
     seconds = {f"step {step.step}": {part.name: getattr(step, PARTS[part.name]) for part in parts} for step in shown}
     blocks: list[Block] = [charts.stacked("breakdown", "Where each profiled step goes", seconds, COLOURS)]
@@ -77,14 +70,14 @@ def build_breakdown(view: RunView) -> Section | None:
         "compute utilisation": f"{format_percent(timeline.compute_utilisation)}: {running}",
         "time accounted for": format_percent(timeline.accounted_share),
         "cores at work": "" if timeline.cores_used is None else f"{timeline.cores_used:.3g} on average",
-        "cost of profiling": profiled.tell_overhead(timeline.overhead) if timeline.overhead else "",
+        "cost of profiling": step_parts.tell_overhead(timeline.overhead) if timeline.overhead else "",
         "events in the trace": f"{timeline.events:,}" if timeline.events else "",
     }
     blocks.append(Facts(keep_known(facts)))
     beside = [
         [part.name, format_seconds(part.seconds), format_percent(part.share)]
-        for part in profiled.average_parts(timeline, profiled.BESIDE)
-        if not on_cpu or part.name != profiled.ADDED_UP
+        for part in step_parts.average_parts(timeline, step_parts.BESIDE)
+        if not on_cpu or part.name != step_parts.ADDED_UP
     ]
     if beside:
         blocks.append(Table(columns[:3], beside, caption="What lies across the parts", numeric=numeric[:3]))

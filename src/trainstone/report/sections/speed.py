@@ -10,13 +10,13 @@ from trainstone.report.blocks import Block, Facts, Section, keep_known
 from trainstone.report.charts import BLUE, DASHED, GREY, ORANGE, TEAL, Rows, across, figure, mark, tips
 from trainstone.report.view import RunView
 from trainstone.results.combine import list_repeated_facts
+from trainstone.results.compare_blocks import tell_exchange
 from trainstone.results.findings import tell_feeding
 from trainstone.results.published import anchors_for, matching_device
 from trainstone.results.series import BIN_WIDTH
 from trainstone.results.step_summary import describe_interval, describe_rate
 from trainstone.results.tables import Table
 from trainstone.results.training import list_facts
-from trainstone.stats.ratio import tell_exchange
 from trainstone.units import format_count, format_decimal, format_interval, format_percent, format_rate, format_seconds
 
 NUM_BARS = 40

@@ -9,17 +9,9 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
 from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, mark
 from trainstone.report.view import RunView
+from trainstone.results.knee import POOR_FIT, label_row, name_key
 from trainstone.results.schema.run import FINISHED, Comparison
-from trainstone.results.schema.sweep import (
-    BATCH,
-    POOR_FIT,
-    Sweep,
-    SweepRow,
-    format_setting,
-    is_numeric,
-    label_row,
-    name_key,
-)
+from trainstone.results.schema.sweep import BATCH, Sweep, SweepRow, format_setting, is_numeric
 from trainstone.results.tables import comparison_table, format_row_ratio, sweep_table
 from trainstone.units import format_bytes, format_count, format_percent, format_rate, format_ratio, format_seconds
 

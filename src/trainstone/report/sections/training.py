@@ -19,9 +19,10 @@ from trainstone.results.mlperf import summary as convergence
 from trainstone.results.mlperf.logs import LoggedRun, find_run_logs, read_logs
 from trainstone.results.mlperf.summary import Expected
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
-from trainstone.results.series import Array, LossCurve, read_loss
+from trainstone.results.series import LossCurve, read_loss
 from trainstone.results.tables import Table, evaluation_table, training_table
 from trainstone.results.training import format_epochs, format_metric, format_target, name_metric, thin_history
+from trainstone.stats.series import Array
 from trainstone.units import format_count, format_seconds
 
 HEIGHT, CONVERGENCE_HEIGHT = 250, 260

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from trainstone.errors import ConfigError, DataError
 from trainstone.results.mlperf.logs import LOG_NAME, LoggedRun
 from trainstone.results.tables import Table
-from trainstone.stats.throughput import student_t_quantile
+from trainstone.stats.student_t import student_t_quantile
 from trainstone.text import printable
 from trainstone.units import format_rate
 

@@ -13,6 +13,7 @@ from trainstone.results.schema.quality import Quality, Repeated
 from trainstone.results.schema.record import Count, Rate, Record, Seconds
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.schema.timeline import Timeline
+from trainstone.stats.ratio import Judgement
 
 # History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
 #   1  (trainstone 0.1.0) the first
@@ -189,9 +190,6 @@ class Side(Record):
     images_per_second: float
     """Of all devices, the geometric mean of several runs; where b is a published figure, of one device, in a and b."""
     source: str | None = None  # where a published figure stands
-
-
-Judgement = Literal["faster", "slower", "no difference shown", "not judged"]
 
 
 class ComparisonRow(Record):

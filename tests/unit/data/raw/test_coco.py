@@ -369,7 +369,7 @@ def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: P
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainstone.data.raw import archives, coco
+from trainstone.data.sources import archives, coco
 source, target, when = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ import pytest
 
 from made_mlperf import BEGAN, IMAGENET, Clock, load_mlperf, open_made_log, write_closed_log
 from trainstone.config.schema import change_section
-from trainstone.flows.train.events import Cadence
+from trainstone.engine.event_schedule import Cadence
 from trainstone.formats.mllog import Event, format_line, read_mllog
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet

@@ -17,8 +17,10 @@ from made_results import make_result, write_run
 from trainstone.flows.sweep.run import write_timehistory
 from trainstone.formats.iterdur import RankPlace, read_iterdur
 from trainstone.formats.timehistory import read_timehistory
+from trainstone.originals.mlperf.result_line import ResultLine
+from trainstone.originals.mlperf_ssd.training_lines import SsdLog
 from trainstone.originals.output_file import Facts, Seat, list_events
-from trainstone.originals.registry import ResultLine, SsdLog, list_writers
+from trainstone.originals.registry import list_writers
 from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord, StepWriter
 

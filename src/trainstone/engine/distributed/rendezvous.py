@@ -1,0 +1,171 @@
+"""Connect the ranks: rendezvous, roll call, process group, one timed all-reduce, the shared run folder."""
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from trainstone.config.schema import Config
+from trainstone.engine.distributed.collectives import World, broadcast_dict, gather
+from trainstone.engine.distributed.roll_call import (
+    Roll,
+    call_roll,
+    describe_error,
+    raise_first_error,
+    require_answers,
+    shorten,
+)
+from trainstone.engine.distributed.store import Document, call_within, first_line, format_address
+from trainstone.engine.fit import choose_rank_device
+from trainstone.errors import LaunchError
+from trainstone.machine import interfaces
+from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.ranks import read_rank
+from trainstone.results.run_folder import RunFolder
+from trainstone.results.schema import run as schema
+from trainstone.results.schema.run import AllReduce, Host, Preflight
+
+# The groups stop waiting before this rank does, and this rank before rank 0 counts the answers.
+EARLY_SECONDS, LATE_SECONDS = 3.0, 1.5
+SIZES = (2**10, 2**20, 2**24)
+REPEATS = 3
+# The largest message is skipped where it would take longer than this, by the time of the one before.
+SLOW_SECONDS = 1.0
+
+
+def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
+    """Open the process group and time an all-reduce; return the gloo group for small messages, and the times.
+
+    Rank 0 raises what went wrong on any rank. `seconds`: how long ranks wait for each other from then on.
+    """
+    if roll.device.type == "cuda":
+        torch.cuda.set_device(roll.device)  # for this thread; open_group does it for its own
+    control, timed, error, waited = None, None, None, False
+    try:
+        # Not interruptible: all ranks are here, and can agree to stop as soon as they have a group.
+        limit = max(1.0, roll.deadline.left - LATE_SECONDS)
+        control, timed = call_within(limit, lambda: open_group(roll), interruptible=False)
+    except (RuntimeError, TimeoutError) as err:
+        waited = isinstance(err, TimeoutError)
+        what = "it did not come to an end in time" if waited else first_line(err)
+        used = shorten([f"{host['host']} at {host['address']} ({host['interface']})" for host in roll.hosts])
+        error = LaunchError(
+            f"ranks cannot exchange messages by {roll.backend}: {what}; hosts: {used}",
+            hint="is there a firewall between them, or is it the wrong network? parallel.interface names another; "
+            "parallel.meeting_seconds gives more time; NCCL_DEBUG=INFO says more",
+        )
+
+    def compare(documents: dict[int, Document]) -> Document:
+        hosts = {number: host["host"] for host in roll.hosts for number in host["ranks"]}
+        require_answers(documents, hosts, format_address(roll.store.address))
+        raise_first_error({number: one for number, one in documents.items() if not one["waited"]}, hosts)
+        raise_first_error(documents, hosts)
+        return {}
+
+    roll.store.hold_round(
+        "group", {"error": describe_error(error), "waited": waited}, compare, roll.deadline.left, roll.deadline.left
+    )
+    assert timed is not None  # else rank 0 has refused
+    for group in (None, control):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
+    roll.store.store.set_timeout(timedelta(seconds=seconds))
+    return control, timed
+
+
+def open_group(roll: Roll) -> tuple[Any, AllReduce]:
+    """Open it, and time an all-reduce over all ranks: of each size the median of a few, on the slowest rank."""
+    timeout = timedelta(seconds=max(1.0, roll.deadline.left - EARLY_SECONDS))
+    store, rank = roll.store.store, roll.store.rank
+    store.set_timeout(timeout)
+    if roll.device.type == "cuda":
+        torch.cuda.set_device(roll.device)
+    dist.init_process_group(
+        roll.backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank.number,
+        world_size=rank.world,
+        timeout=timeout,
+        # No device_id: groups of some ranks would then be split off the whole, which waits for all of them.
+    )
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    # gloo takes tensors of a CUDA device too, but copies them through the memory of the host.
+    device = roll.device if roll.backend == "nccl" else torch.device("cpu")
+    time_once(torch.zeros(1, device=device))  # connects, which is not what a message takes
+    seconds: list[float] = []
+    for size in SIZES:
+        message = torch.zeros(size // 4, device=device)
+        slowest = torch.tensor([median(time_once(message) for _ in range(REPEATS))], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # so that all ranks know the same time, and go on or stop
+        seconds.append(float(slowest))
+        if seconds[-1] * SIZES[-1] / size > SLOW_SECONDS and size >= SIZES[-2]:
+            break
+    sizes = list(SIZES[: len(seconds)])
+    return control, AllReduce(bytes=sizes, seconds=seconds, bytes_per_second=sizes[-1] / seconds[-1])
+
+
+def time_once(message: torch.Tensor) -> float:
+    began = time.perf_counter()
+    dist.all_reduce(message)
+    message[0].item()  # waits until a device has done it
+    return time.perf_counter() - began
+
+
+@contextmanager
+def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
+    """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
+    rank, began = read_rank(), time.perf_counter()
+    if rank.world == 1:
+        yield World(rank, choose_rank_device(config.device, rank))
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # each rank has a connection, and so an open file, to every other
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    roll = call_roll(config, rank, run.path if run else None)
+    # The user's environment takes precedence unless the recipe names an interface.
+    for variable in (interfaces.GLOO, interfaces.NCCL):
+        if config.parallel.interface is not None or variable not in os.environ:
+            os.environ[variable] = roll.interface
+    unhurt = False
+    try:
+        control, timed = start_group(roll, config.parallel.timeout_seconds)
+        preflight = None
+        if rank.number == 0:
+            preflight = Preflight(
+                meeting=format_address(roll.store.address),
+                backend=roll.backend,
+                seconds=time.perf_counter() - began,
+                hosts=[Host.model_validate(host) for host in roll.hosts],
+                all_reduce=timed,
+            )
+        if run:
+            run.update(preflight=preflight)
+        timeout = timedelta(seconds=config.parallel.timeout_seconds)
+        leads = rank.number in [host["ranks"][0] for host in roll.hosts]
+        yield World(rank, roll.device, control, timeout, leads, preflight)
+        unhurt = True
+    finally:
+        # After an error NCCL might wait without end for kernels whose peers are gone; the process ends soon anyway.
+        if dist.is_initialized() and (unhurt or roll.backend == "gloo"):
+            dist.destroy_process_group()
+
+
+def share_run(run: RunFolder | None, world: World) -> RunFolder:
+    """Let all ranks know where the run is written; only rank 0 writes its result."""
+    hosts = gather(world, {"host": name_host()})
+    mine: dict[str, Any] | None = None
+    if run:
+        nodes = len({one["host"] for one in hosts or ()})
+        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
+        mine = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
+    shared = broadcast_dict(world, mine)
+    return run or RunFolder(Path(shared["path"]), schema.Result.model_validate(shared["result"]), writes=False)

@@ -1,0 +1,34 @@
+"""What torch's errors mean: out of memory, a lost rank, a model that cannot be compiled."""
+
+import re
+
+from trainstone.engine.distributed.store import first_line
+from trainstone.errors import MachineError, OutOfMemoryError, PeerLostError, TrainstoneError
+from trainstone.measure.devices import is_out_of_memory
+
+# What gloo and NCCL say when another rank is gone or does not answer.
+PEER_SIGNS = re.compile(
+    "closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out waiting|"
+    "caused pair closure|collective operation timeout|communicator was aborted|ncclremoteerror|remote process exited|"
+    "socket timeout",
+    re.IGNORECASE,
+)
+
+
+def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
+    """Recognise what torch says when memory is out, a rank is gone or a model cannot be compiled; None: not known."""
+    text = str(err)
+    if is_out_of_memory(err):
+        first = text.splitlines()[0]
+        return OutOfMemoryError(
+            f"out of memory: {first}", hint="take a smaller train.batch_size (eval.batch_size to evaluate), or auto"
+        )
+    if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
+        return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
+    if PEER_SIGNS.search(text):
+        return PeerLostError(
+            f"another rank died or does not answer: {first_line(err)}",
+            hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
+        )
+    return None

@@ -1,0 +1,155 @@
+"""Run `data bench`: time the loader with each number of threads, then what a device takes.
+
+The device trains on synthetic data meanwhile.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainstone.config.schema import change_section
+from trainstone.data.loader import Loader
+from trainstone.data.pipeline.transform import describe_transform
+from trainstone.data.splits import open_split
+from trainstone.engine.dataset import settle_classes
+from trainstone.engine.fit import fit_to_machine
+from trainstone.engine.loop import train_steps
+from trainstone.engine.task import build_task
+from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.loader_timing import Turns, split_stages, take_turn
+from trainstone.machine.cpus import Cores, available_cores
+from trainstone.machine.launch_protocol import name_host
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import list_devices, name_device
+from trainstone.results.findings import finding
+from trainstone.results.loader_speed import rate_per_core
+from trainstone.results.progress import Progress
+from trainstone.results.schema import run as schema
+from trainstone.results.schema.data_bench import Demand, Feeding, ThreadPoint
+from trainstone.results.verdicts import write_data_verdict
+from trainstone.stats import throughput
+from trainstone.workloads.registry import WORKLOADS
+
+# Of data bench, where the recipe leaves the batch to the machine: the size hardly matters there.
+BATCH_SIZE = 32
+# What the device takes: for so long, and at least so many steps; the first do not count.
+DEMAND_SECONDS, MIN_DEMAND_STEPS, DEMAND_WARM_UP_STEPS = 10.0, 5, 3
+
+
+def run_data_bench(
+    life: Lifecycle, counts: list[int] | None, seconds: float, demand: Demand | None
+) -> Generator[Progress, None, schema.Status]:
+    """Measure the loader, then the devices it would feed unless `demand` says what they take."""
+    yield from life.join()
+    config, run = life.config, life.run
+    assert config.data.root is not None  # the path that was given
+    yield Progress("opening the data set")
+    opened = open_split(Path(config.data.root), "train")
+    cores = available_cores()
+    batch = config.train.batch_size if isinstance(config.train.batch_size, int) else BATCH_SIZE
+
+    def open_with(threads: int, first_step: int) -> Loader:
+        how = change_section(config, "loader", threads=threads)
+        return Loader(opened.source, how, batch, first_step=first_step, holds=WORKLOADS[config.workload].holds)
+
+    done: list[Turns] = []
+    for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):
+        yield progress
+        life.check_stop()
+    if demand is None:
+        demand = yield from measure_demand(life)
+    skipped = sum(turns.skipped for turns in done)
+    feeding = Feeding(
+        path=config.data.root,
+        storage=opened.dataset.storage,
+        split=opened.name,
+        pictures=len(opened.source),
+        picture_bytes=sum(turns.read_bytes for turns in done) / sum(turns.pictures for turns in done),
+        image_size=config.data.image_size,
+        batch_size=batch,
+        transform=describe_transform(config.augment),
+        decode=config.loader.decode,
+        cpu=name_device(torch.device("cpu")),
+        cores=cores.threads,
+        points=[summarise_turns(turns, batch, cores.threads) for turns in done],
+        stages=split_stages(done[0]),
+        skipped=skipped,
+        demand=demand,
+    )
+    run.update(
+        status="ok",
+        data_bench=feeding,
+        verdict=write_data_verdict(feeding, WORKLOADS[config.workload].title(config)),
+        findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
+        devices=[schema.Device(host=name_host(), name=feeding.cpu, label="cpu")],
+        phases=schema.Phases(program_seconds=life.seconds),
+    )
+    return "ok"
+
+
+def measure_demand(life: Lifecycle) -> Generator[Progress, None, Demand]:
+    """Train one device for some seconds; others of its kind are taken to be as fast."""
+    config = life.config
+    changed = change_section(config, "data", source="synthetic")
+    changed = change_section(changed, "measure", seconds=DEMAND_SECONDS, iterations=None)
+    yield Progress("fitting the recipe to this machine")
+    fitted = fit_to_machine(settle_classes(changed, None), strict=False)
+    task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
+    images, spent, begin = 0, 0.0, timer.now()
+    for record in train_steps(task, timer):
+        if record.step >= DEMAND_WARM_UP_STEPS:
+            images, spent = images + record.images, spent + record.step_seconds
+        yield Progress("synthetic training", record.step + 1, record.images / record.step_seconds)
+        life.check_stop()
+        if record.step >= DEMAND_WARM_UP_STEPS + MIN_DEMAND_STEPS and timer.now() - begin >= DEMAND_SECONDS:
+            break
+    train = fitted.config.train
+    kind = fitted.device.type
+    devices = sum(name.partition(":")[0] == kind for name in list_devices())
+    return Demand(
+        device=name_device(fitted.device),
+        devices=devices,
+        images_per_second=images / spent * devices,
+        how=f"{config.name}, {train.precision}, batch {train.batch_size}, synthetic data, measured here"
+        + (f" on one of {devices}" if devices > 1 else ""),
+    )
+
+
+def choose_threads(cores: Cores) -> list[int]:
+    """Return 1, 2, 4 ... up to the cores, these, and all hardware threads."""
+    most = max(cores.logical, cores.threads)
+    powers = [2**power for power in range(most.bit_length())]
+    return sorted({count for count in (*powers, cores.threads, most) if count <= most})
+
+
+def measure_threads(
+    open_loader: Callable[[int, int], Loader], counts: Sequence[int], seconds: float, done: list[Turns]
+) -> Iterator[Progress]:
+    """Let each number of threads deliver, twice, for a share of the time; fills `done`.
+
+    `open_loader` makes a loader of so many threads that begins at a step: every turn has other pictures. Numbers
+    take turns, up and down again, so that a machine that grows slower hits all alike.
+    """
+    turns = {count: Turns(count) for count in counts}
+    done += turns.values()
+    step = 0
+    for count in (*counts, *reversed(counts)):
+        with open_loader(count, step) as loader:
+            yield from take_turn(loader, turns[count], seconds / (2 * len(counts)))
+            step = loader.step
+
+
+def summarise_turns(turns: Turns, batch_size: int, cores: int) -> ThreadPoint:
+    seconds = np.asarray(turns.batch_seconds)
+    rate = throughput.throughput_within(seconds, np.full(len(seconds), float(batch_size)))
+    busy = turns.cpu_seconds / turns.wall_seconds if turns.cpu_seconds else None
+    return ThreadPoint(
+        threads=turns.threads,
+        images_per_second=rate.images_per_second,
+        ci95=rate.ci95,
+        ci_covers=rate.ci_covers,
+        cpu_cores=busy,
+        images_per_second_per_core=rate_per_core(rate.images_per_second, turns.threads, busy, cores),
+    )

@@ -1,0 +1,116 @@
+"""`eval --bench`: how fast saved weights evaluate batches."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainstone.config.schema import Config, change_section
+from trainstone.data.pipeline.feed import IGNORED
+from trainstone.data.splits import OpenSplit
+from trainstone.engine.batches import feed_device, synthetic_batches
+from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.fit import Fitted, count_step_work, fit_engine
+from trainstone.engine.network import compile_model
+from trainstone.errors import ConfigError
+from trainstone.flows.bench.result import conclude
+from trainstone.flows.bench.stop_rule import record_steps
+from trainstone.flows.evaluate.load_weights import Saved, load_network
+from trainstone.flows.evaluate.run import open_pictures
+from trainstone.flows.lifecycle import Lifecycle
+from trainstone.flows.observation import measure_device, observe, open_recorder
+from trainstone.flows.prepare import provide_for_all
+from trainstone.machine.ranks import ALONE
+from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.devices import autocast
+from trainstone.results.progress import Progress
+from trainstone.results.schema.run import Status
+from trainstone.results.steps import StepRecord
+from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import Batch, choose_eval_batch
+
+
+def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
+    yield from life.join()
+    config, run = life.config, life.run
+    yield from provide_for_all(config, life)
+    opened, batch = None, choose_eval_batch(config)
+    if config.data.source != "synthetic":
+        opened = open_pictures(config)
+        if len(opened.source) < batch:
+            raise ConfigError(
+                f"split {opened.name} has {len(opened.source)} pictures, fewer than the {batch} of a batch",
+                hint=f"--set eval.batch_size={len(opened.source)}",
+            )
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    config, device, findings = fit_engine(config)
+    # Both batch sizes are that of inference, so that all that reads a result sees it.
+    config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
+    # What is timed here has neither phases nor an optimiser.
+    config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
+    fitted = Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
+    run.write_config(config)
+    run.update(findings=findings)
+    yield Progress("building the network")
+    model = load_network(config, device, saved)
+    peaks = yield from measure_device(life, fitted)
+    life.check_stop()
+    with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
+        pact, timer = Pact(life.world, life.signals, learns=False), choose_timer(device)
+        called = compile_model(model) if config.engine.compile else model
+        with closing(repeat_batches(config, opened, device)) as batches:
+            steps = infer_steps(called, config, device, feed_device(batches, device), timer, observed.clock_start)
+            if config.measure.iterations is not None:
+                steps = itertools.islice(steps, config.measure.iterations)
+            yield from record_steps(steps, timer, config.measure, recorder, pact)
+    observed.peaks = yield from measure_device(life, fitted, peaks)
+    observed.interrupted = life.signals.received
+    title = f"{WORKLOADS[config.workload].title(config)}, inference"
+    conclude(life, fitted, recorder, observed, title=title)
+    if run.result.phases:  # time of batches is time of evaluation, not of training
+        timed = {"eval_seconds": run.result.phases.train_seconds, "train_seconds": None}
+        run.update(phases=run.result.phases.model_copy(update=timed))
+    return run.result.status
+
+
+def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:
+    """Yield full batches for ever: random ones, or real pictures, the same at each pass."""
+    if opened is None:
+        yield from synthetic_batches(config, device)
+        return
+    while True:
+        with closing(WORKLOADS[config.workload].open_validation(config, opened, device, ALONE)) as loader:
+            for batch in loader:
+                if batch[1][-1] != IGNORED:  # the last batch of a pass may be filled up with nothing
+                    yield batch
+
+
+def infer_steps(
+    model: nn.Module, config: Config, device: torch.device, batches: Iterable[Batch], timer: Timer, origin: float
+) -> Iterator[StepRecord]:
+    """Judge batch after batch, yielding each when the device has finished it: `timer.lag` batches late.
+
+    There is no loss and no rate.
+    """
+    score = WORKLOADS[config.workload].build_scores(config, device)
+    pending: deque[tuple[int, float, int, list[Any]]] = deque()
+    batches = iter(batches)
+    for step in itertools.count():
+        started, marks = timer.now() - origin, [timer.mark()]
+        images = next(batches)[0]
+        marks.append(timer.mark())
+        with torch.inference_mode(), autocast(device, config.train.precision):
+            score(model, images)
+        marks.append(timer.mark())
+        pending.append((step, started, len(images), marks))
+        if len(pending) > timer.lag:
+            number, start_seconds, num_images, (begin, ready, end) = pending.popleft()
+            timer.wait(end)
+            waited, spent = timer.seconds(begin, ready), timer.seconds(begin, end)
+            yield StepRecord(number, 0, start_seconds, waited, spent, num_images, loss=math.nan, lr=0.0)

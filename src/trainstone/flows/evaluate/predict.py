@@ -1,0 +1,68 @@
+"""`eval --predict`: what saved weights see in single images."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainstone.config.schema import Config, change_section
+from trainstone.data.loader import Memory
+from trainstone.data.pipeline.feed import Feed, Worker
+from trainstone.data.recognise import open_dataset
+from trainstone.data.sample import ClassName, PictureSource
+from trainstone.data.synthetic.dataset import find_stored
+from trainstone.engine.dataset import find_data
+from trainstone.engine.fit import fit_engine
+from trainstone.errors import ConfigError, DataError
+from trainstone.flows.evaluate.load_weights import Saved, load_network
+from trainstone.measure.devices import autocast
+from trainstone.workloads.registry import WORKLOADS
+
+log = logging.getLogger(__name__)
+
+EDGES = ("left", "top", "right", "bottom")
+"""Of a box, as shares of the image's width and height."""
+
+
+def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
+    """Yield what is seen in each image, the likeliest class first, as --json prints it; or why it cannot be read."""
+    config, device, findings = fit_engine(config)
+    for found in findings:
+        log.info("%s", found.message)
+    model, classes = load_network(config, device, saved), find_classes(config)
+    look = WORKLOADS[config.workload].build_look(config, device)
+    worker, uncached = Worker(), change_section(config, "loader", cache="off")
+    feed = Feed(PictureSource(images), uncached, train=False)
+    memory = Memory(1, config.data.image_size, "class", pinned=False)
+    for index, image in enumerate(images):
+        try:
+            feed.show(index, 0, memory.pixels[0], worker)
+        except DataError as err:
+            yield {"image": str(image), "error": err.message}
+            continue
+        with torch.inference_mode(), autocast(device, config.train.precision):
+            (seen,) = look(model, memory.images.to(device))
+        guesses = []
+        for one in seen[:top]:  # scores of all classes sum up to 1, of an image or of a default box
+            named = classes[one.label] if one.label < len(classes) else ClassName("")
+            box = dict(zip(EDGES, one.edges, strict=True)) if one.edges is not None else None
+            guess = {"class": one.label, "name": named.name, "text": named.text, "score": one.score, "box": box}
+            guesses.append({key: value for key, value in guess.items() if value not in ("", None)})
+        yield {"image": str(image), "guesses": guesses}
+
+
+def find_classes(config: Config) -> Sequence[ClassName]:
+    """Return the names of the classes, from the data set that was trained on; none where it is not to be had."""
+    try:
+        if config.data.source == "generated":
+            return find_stored(config).plan.classes
+        if config.data.source == "synthetic":
+            raise ConfigError("the data is synthetic")
+        dataset = open_dataset(find_data(config))
+        WORKLOADS[config.workload].check_classes(config, dataset)
+    except (DataError, ConfigError) as err:
+        log.warning("names of classes are not known, numbers are given: %s; --data DIR names a data set", err.message)
+        return ()
+    return dataset.classes

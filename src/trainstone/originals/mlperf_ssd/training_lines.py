@@ -1,0 +1,70 @@
+"""The lines that MLPerf's MXNet SSD printed while it trained: original/training.log."""
+
+import logging
+import math
+
+from trainstone.originals.output_file import Facts, OriginalFile
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.steps import StepRecord
+
+log = logging.getLogger(__name__)
+
+SSD_LOG_STEPS = 100
+"""The --log-interval of MLPerf's SSD."""
+
+
+class SsdLog(OriginalFile):
+    """The lines that MLPerf's MXNet SSD printed while it trained: original/training.log, and log.txt.
+
+    [Training] lines every 100 iterations and at the end of an epoch, [Validation] lines. Iterations and epochs are
+    counted from 1; the first interval of an epoch begins with it, as there. Times are those of steps: pauses between
+    them are not in.
+    """
+
+    file = "training.log"
+    in_log = True
+
+    def __init__(self, facts: Facts) -> None:
+        self._every = facts.choose_every(SSD_LOG_STEPS)
+        self._epoch: list[tuple[float, float]] = []
+        """Seconds and loss of the steps of this epoch."""
+        self._interval: list[float] = []
+        """Seconds of the steps since the last line."""
+        super().__init__(facts)
+
+    def render_step(self, record: StepRecord) -> str:
+        """Return a line when an interval or an epoch is complete."""
+        self._epoch.append((record.step_seconds, record.loss))
+        self._interval.append(record.step_seconds)
+        iteration, text = record.step + 1, ""
+        pictures, global_batch = self.facts.train_pictures, self.facts.global_batch
+        epoch, next_epoch = (step * global_batch // pictures + 1 for step in (record.step, iteration))
+        if iteration % self._every == 0:
+            first, length = (math.ceil(epochs * pictures / global_batch) for epochs in (epoch - 1, 1))
+            seconds, steps = sum(self._interval), len(self._interval)
+            text += (
+                f"[Training][Iteration {iteration}][Epoch {epoch}, Batch {iteration - first}/{length}] "
+                f"lr: {record.lr:.5f}, training time: {1000 * seconds / steps:.3f} [ms], "
+                f"speed: {find_speed(steps * global_batch, seconds):.3f} [imgs/sec], loss={record.loss:.3f}\n"
+            )
+            self._interval = []
+        if next_epoch > epoch:
+            seconds, steps = sum(seconds for seconds, _ in self._epoch), len(self._epoch)
+            text += (
+                f"[Training][Epoch {epoch}] training time: {seconds:.3f} [sec],"
+                f"avg speed: {find_speed(steps * global_batch, seconds):.3f} [imgs/sec],"
+                f"loss={sum(loss for _, loss in self._epoch) / steps:.3f}\n"
+            )
+            self._epoch, self._interval = [], []
+        return text
+
+    def render_evaluation(self, evaluation: Evaluation) -> str:
+        """Return its time, from its beginning until steps could go on: what was not measured by itself
+        (save_parameters, allgather, asnumpy) is not in it."""
+        seconds = evaluation.eval_seconds
+        speed = find_speed(evaluation.images, seconds)
+        return f"[Validation] inference: {1000 * seconds:.3f} [ms], speed: {speed:.3f} [imgs/sec]\n"
+
+
+def find_speed(images: int, seconds: float) -> float:
+    return images / seconds if seconds > 0 else 0.0

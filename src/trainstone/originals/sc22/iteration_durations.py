@@ -1,0 +1,121 @@
+"""Iteration durations as the SC22 study recorded them, and the tables that its scripts made."""
+
+import heapq
+import itertools
+import logging
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainstone.errors import ResultError
+from trainstone.files import write_atomically
+from trainstone.formats import iterdur
+from trainstone.formats.iterdur import RankPlace
+from trainstone.originals.output_file import Facts, OriginalFile, Seat
+from trainstone.results.schema.run import FINISHED, Status
+from trainstone.results.steps import Columns, StepRecord, read_columns
+
+log = logging.getLogger(__name__)
+
+
+class RankDurations(NamedTuple):
+    """The iterations of one rank."""
+
+    place: RankPlace
+    host: str
+    steps: Iterable[float]
+    """Their numbers; none where the step file cannot be read."""
+    seconds: Sequence[float]
+
+
+class DurationFile(OriginalFile):
+    """Iteration durations as the SC22 study recorded them: original/resnet_iterdur_<seconds since 1970>_<host>.txt.
+
+    Forward and backward of each step: while the run goes on those of rank 0. At the end all ranks' are written from
+    their step files, a file per host as each host of the study printed one, with the tables that its scripts made.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._host = socket.gethostname()
+        self.file = name_file(facts, self._host)
+        if not facts.config.engine.split_phases:
+            log.info("iteration durations hold the update, too: engine.split_phases=true would time it apart")
+        remove_files(facts)  # an earlier start may have had other hosts
+        super().__init__(facts)
+
+    def render_start(self) -> str:
+        return iterdur.format_rank(RankPlace(0, self.facts.ranks, self.facts.device))
+
+    def render_step(self, record: StepRecord) -> str:
+        return iterdur.format_duration(record.step, self.facts.device, measure(record._asdict()))
+
+    def finish(self, status: Status) -> None:
+        """Write all hosts' files and the tables; without the training time where the run did not come to its end."""
+        super().finish(status)
+        facts, train_seconds = self.facts, None
+        files = [read_steps(facts, rank) for rank in range(len(facts.seats) or 1)]
+        if status in FINISHED and (first := files[0]):
+            train_seconds = float(first["start_seconds"][-1] + first["step_seconds"][-1] - first["start_seconds"][0])
+        seats = facts.seats or (Seat(self._host, facts.device),)
+        ranks = [
+            RankDurations(
+                RankPlace(rank, facts.ranks, seat.device),
+                seat.host,
+                columns.get("step", ()),
+                np.asarray(measure(columns)).tolist() if columns else (),
+            )
+            for rank, (seat, columns) in enumerate(zip(seats, files, strict=True))
+        ]
+        most = max(len(rank.seconds) for rank in ranks)
+        for rank in ranks:
+            if len(rank.seconds) < most:
+                lost = most - len(rank.seconds)
+                log.warning("iteration durations of rank %d: %d steps are lost", rank.place.rank, lost)
+        remove_files(facts)
+        for host in dict.fromkeys(seat.host for seat in seats):
+            here = [rank for rank in ranks if rank.host == host]
+            write_atomically(facts.place / name_file(facts, host), format_ranks(here, train_seconds))
+        known = [rank for rank in ranks if len(rank.seconds)]
+        rows = [iterdur.summarise_device(one.seconds, one.host, one.place.device, train_seconds) for one in known]
+        if rows:
+            write_atomically(facts.place / "all_data.csv", iterdur.format_devices(rows))
+            write_atomically(facts.place / "aggregated_data.csv", iterdur.format_aggregated(rows))
+
+
+def name_file(facts: Facts, host: str) -> str:
+    return f"resnet_iterdur_{int(facts.began)}_{re.sub(r'[^A-Za-z0-9.-]+', '-', host) or 'host'}.txt"
+
+
+def remove_files(facts: Facts) -> None:
+    for path in facts.place.glob("resnet_iterdur_*_*.txt"):
+        path.unlink(missing_ok=True)
+
+
+def read_steps(facts: Facts, rank: int) -> Columns:
+    """Read the step file of a rank; log.txt says that it cannot be read."""
+    try:
+        return read_columns(facts.folder / f"steps-rank{rank:04d}.csv")
+    except ResultError as err:
+        log.warning("%s; iteration durations of rank %d are left out", err.message, rank)
+        return {}
+
+
+def measure(columns: Mapping[str, Any]) -> Any:
+    """Return forward and backward, of a step or of all; where they were not timed apart, all but the wait for data."""
+    if columns.get("forward_seconds") is not None:
+        return columns["forward_seconds"] + columns["backward_seconds"]
+    return columns["step_seconds"] - columns["data_seconds"]
+
+
+def format_ranks(found: Sequence[RankDurations], train_seconds: float | None) -> Iterator[str]:
+    """Yield a host's file: its ranks, then their lines by iteration and rank."""
+    for one in found:
+        yield iterdur.format_rank(one.place)
+    lines = (zip(one.steps, itertools.repeat(one.place), one.seconds, strict=False) for one in found)
+    for iteration, place, seconds in heapq.merge(*lines):
+        yield iterdur.format_duration(int(iteration), place.device, seconds)
+    if train_seconds is not None:
+        yield iterdur.format_training_time(train_seconds)

@@ -1,0 +1,104 @@
+"""The logs of the TBD suite's ResNet-50: TimeHistory lines of a bench, and the training loop's log."""
+
+import logging
+import os
+from datetime import datetime
+
+from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_every, format_line, format_prefix
+from trainstone.originals.output_file import Facts, OriginalFile
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.schema.run import FINISHED, Status
+from trainstone.results.steps import StepRecord, as_stored
+
+log = logging.getLogger(__name__)
+
+GAP = " " * 8
+"""Between the parts of a line of TensorFlow's training loop."""
+METRICS = {"loss": "test_loss", "top1": "test_accuracy"}
+
+
+class ThroughputLog(OriginalFile):
+    """TimeHistory lines of a bench of the TBD suite's ResNet-50: original/throughput_data/batch_<n>.log.
+
+    At any moment the lines that a run which ended now would have: from some length on fewer, of more steps each.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.file = f"throughput_data/batch_{facts.config.train.batch_size}.log"
+        self._records: list[StepRecord] = []
+        self._intervals = Intervals(choose_every(facts.config.original.every_steps, 0))
+        super().__init__(facts)
+
+    def render_step(self, record: StepRecord) -> str:
+        times = (record.start_seconds, record.step_seconds)
+        return self._intervals.format_step(*times, record.images, self.facts.began, os.getpid())
+
+    def step(self, record: StepRecord) -> None:
+        if record.step < FEW_STEPS:
+            self._records.append(as_stored(record))
+        if record.step + 1 == FEW_STEPS:
+            self._intervals = Intervals(choose_every(self.facts.config.original.every_steps, FEW_STEPS))
+            self.write_whole(self._records)
+        else:
+            super().step(record)
+
+
+class LoopLog(OriginalFile):
+    """The training loop's log of the TBD suite's ResNet-50, original/training.log: TimeHistory, losses, evaluations.
+
+    Intervals are made of the times of steps: pauses between them are not in.
+    """
+
+    file = "training.log"
+
+    def __init__(self, facts: Facts) -> None:
+        self._intervals = Intervals(choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS))
+        self._losses: list[float] = []
+        self._stats: dict[str, object] = {}
+        self._stamps: list[str] = []
+        self._steps, self._seconds = 0, 0.0
+        self._ended = 0.0
+        """When the last step or evaluation was over, on the run's clock."""
+        super().__init__(facts)
+
+    def render_step(self, record: StepRecord) -> str:
+        """Return two lines when an interval is complete."""
+        began, global_batch = self.facts.began, self.facts.global_batch
+        if not self._stamps:  # of a resumed run whose step file was lost, the first is not step 0
+            self._intervals = Intervals(self._intervals.every, record.step)
+            self._stamp(record.step, record.start_seconds)
+        self._losses.append(record.loss)
+        # The rate is that of all ranks.
+        interval = self._intervals.add(self._seconds, record.step_seconds, global_batch)
+        self._steps += 1
+        self._seconds += record.step_seconds
+        self._ended = record.start_seconds + record.step_seconds
+        if interval is None:
+            return ""
+        loss = {"train_loss": sum(self._losses) / len(self._losses)}
+        self._stats |= loss
+        self._losses = []
+        self._stamp(interval.last_step, self._ended)
+        per_second = (interval.last_step - interval.first_step) / interval.seconds
+        line = format_line(interval, datetime.fromtimestamp(began + self._ended), os.getpid())
+        return f"{line}\nstep: {interval.last_step}{GAP}steps_per_second: {per_second:.2f}{GAP}{loss}\n"
+
+    def render_evaluation(self, evaluation: Evaluation) -> str:
+        metrics, self._ended = evaluation.metrics, evaluation.seconds
+        found = {name: metrics[ours] for ours, name in METRICS.items() if ours in metrics}
+        renamed = {name.replace("test_", "eval_").replace("accuracy", "acc"): value for name, value in found.items()}
+        self._stats = renamed | {name: value for name, value in self._stats.items() if name not in renamed}
+        return f"step: {evaluation.step}{GAP}evaluation metric: {found}\n"
+
+    def render_end(self, status: Status) -> str:
+        """Return the run's statistics, where it came to its end."""
+        if status not in FINISHED:
+            return ""
+        now = self.facts.began + self._ended
+        stats = self._stats | {"step_timestamp_log": self._stamps, "train_finish_time": now}
+        if self._seconds > 0:
+            stats["avg_exp_per_second"] = self._steps * self.facts.global_batch / self._seconds
+        return f"{format_prefix(datetime.fromtimestamp(now), os.getpid())}Run stats:\n{stats}\n"
+
+    def _stamp(self, step: int, seconds: float) -> None:
+        self._stamps.append(f"BatchTimestamp<batch_index: {step}, timestamp: {self.facts.began + seconds}>")
