@@ -11,9 +11,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from browser import Browser, find_chromium
-from command import LIMIT, Finished, command_line, copy_golden
-from nursery import LAUNCHERS, Nursery, share_nursery
+from support.processes.command import LIMIT, Finished, command_line, copy_golden
+from support.processes.forked import LAUNCHERS, Nursery, share_nursery
+from support.servers.browser import Browser, find_chromium
 
 SCRUBBED = (
     *(name for name in LAUNCHERS if name != "TRAINSTONE_"),

@@ -1,86 +1,138 @@
-"""The house's rules that a machine can keep: import order, torch-free folders, names, sizes."""
+"""The rules of the layout that a machine can check, from one parse of the source: order of packages, cycles, sizes, names.
+
+docs/architecture.md says why each rule is there.
+"""
 
 import ast
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from command import ROOT
+from support.processes.command import ROOT
 
 SOURCE = ROOT / "src/trainstone"
-# A folder imports only folders below it, and root modules.
-LAYERS = "cli > launch > report > train > workloads > measure > data > models > results > config > machine > formats"
-ORDER = LAYERS.split(" > ")
-TORCH_FREE = {"cli", "launch", "report", "results", "config", "machine", "formats"}
-# Imports torch inside functions only, so that the parent of child runs and the launchers can use it.
-LIFECYCLE = "trainstone.flows.lifecycle"
-ROOT_MODULES = {"errors", "files", "log", "text", "units", "__init__", "__main__"}
-ROOT_NAMES = ROOT_MODULES | {"__version__"}
-FILES = sorted(SOURCE.rglob("*.py"))
+# A package imports only packages after it, and root modules.
+ORDER = (
+    *("cli", "launch", "report", "flows", "originals", "engine", "workloads", "measure", "data", "models", "trace"),
+    *("results", "stats", "config", "machine", "formats"),
+)
+TORCH_FREE = {"cli", "launch", "report", "trace", "results", "stats", "config", "machine", "formats", "data"}
+# Of the other packages: parents of child runs, and the readers of old command lines.
+TORCH_FREE_MODULES = (
+    "flows.lifecycle",
+    "flows.child_runs",
+    "flows.sweep",
+    "flows.profile.ncu",
+    "originals.command_line",
+)
+NEEDS_TORCH = ("data.loader",)
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 600, 60, 7
+ONCE_AN_ORIGINAL = "command_line"  # one for each, in its folder
+COMMON_NAMES = {"run", "result", "__init__", ONCE_AN_ORIGINAL}
 
 
-def imports(path: Path, *, inside_functions: bool) -> Iterator[str]:
-    """Modules that a file imports; those under TYPE_CHECKING are never executed and do not count."""
-    tree = ast.parse(path.read_text())
+class Module(NamedTuple):
+    name: str
+    """Without `trainstone.`; empty for the root package."""
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """The package below trainstone; empty for root modules."""
+        return self.name.split(".")[0] if len(self.path.relative_to(SOURCE).parts) > 1 else ""
+
+
+def parse(path: Path) -> Module:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    text = path.read_text()
+    return Module(".".join(part for part in parts if part != "__init__"), path, text, ast.parse(text))
+
+
+MODULES = {module.name: module for module in map(parse, sorted(SOURCE.rglob("*.py")))}
+
+
+def list_imports(module: Module, *, inside_functions: bool = True) -> Iterator[str]:
+    """Yield what a module imports; what stands under TYPE_CHECKING is never executed and does not count."""
     skipped: set[int] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(module.tree):
         lazy = isinstance(node, ast.FunctionDef) and not inside_functions
-        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if lazy or typing_only:
+        if lazy or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             skipped |= {id(inner) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
+    for node in ast.walk(module.tree):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full.removeprefix("trainstone.") in MODULES else node.module or ""
 
 
-def folder_of(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0] if len(relative.parts) > 1 else ""
+def find_imported(module: Module) -> set[str]:
+    """Return the modules of trainstone that a module imports, function-level imports included."""
+    found = {name.removeprefix("trainstone.") for name in list_imports(module) if name.startswith("trainstone.")}
+    assert found <= MODULES.keys(), f"{module.path} imports {found - MODULES.keys()}"
+    return found - {module.name}
 
 
-def test_every_folder_has_its_place_in_the_order():
-    folders = {folder_of(path) for path in FILES} - {""}
-    assert folders <= set(ORDER)
-    assert {path.stem for path in FILES if folder_of(path) == ""} == ROOT_MODULES
+GRAPH = {name: find_imported(module) for name, module in MODULES.items()}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_file_imports_only_what_lies_below_it(path: Path):
-    folder = folder_of(path)
-    if folder == "":
-        return
-    for module in imports(path, inside_functions=True):
-        parts = module.split(".")
-        if parts[0] != "trainstone" or len(parts) < 2 or parts[1] in ROOT_NAMES:
-            continue
-        assert parts[1] in ORDER, f"{path} imports {module}, which is not in the house"
-        assert ORDER.index(parts[1]) >= ORDER.index(folder), f"{folder}/ is below {parts[1]}/: {path} imports {module}"
+def test_packages_have_their_place_in_the_order():
+    assert {module.package for module in MODULES.values()} - {""} == set(ORDER)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_torch_free_folders_stay_so(path: Path):
-    if folder_of(path) == "data" and path != SOURCE / "data/loader.py":
-        assert not [module for module in imports(path, inside_functions=True) if module.split(".")[0] == "torch"]
-    if folder_of(path) not in TORCH_FREE | {""}:
-        return
-    for module in imports(path, inside_functions=folder_of(path) != "cli"):
-        assert module.split(".")[0] != "torch", f"{path} imports torch"
-        parts = module.split(".")
-        if parts[0] == "trainstone" and len(parts) > 1 and parts[1] in ORDER and not module.startswith(LIFECYCLE):
-            assert parts[1] in TORCH_FREE, f"{path} imports {module}, which is not torch-free"
+@pytest.mark.parametrize("name", [name for name, module in MODULES.items() if module.package])
+def test_module_imports_only_what_is_below_it(name: str):
+    place = ORDER.index(MODULES[name].package)
+    for imported in GRAPH[name]:
+        package = MODULES[imported].package
+        assert not package or ORDER.index(package) >= place, f"{name} imports {imported}, which is above it"
 
 
-def test_lifecycle_does_not_import_torch():
-    code = f"import sys, {LIFECYCLE}, trainstone.flows.sweep.run; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_no_two_modules_import_each_other():
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as err:
+        pytest.fail(f"import cycle: {' <- '.join(err.args[1])}")
+
+
+def test_every_module_is_reached_from_an_entry_point():
+    entries = {name for name, module in MODULES.items() if 'if __name__ == "__main__"' in module.text}
+    reached, waiting = set[str](), entries
+    while waiting:
+        reached |= waiting
+        waiting = {name for done in waiting for name in GRAPH[done]} - reached
+    unused = {name for name, module in MODULES.items() if module.path.name != "__init__.py"} - reached
+    assert unused == set()
+
+
+def is_torch_free(module: Module) -> bool:
+    named = module.name.startswith(TORCH_FREE_MODULES)
+    return (module.package in TORCH_FREE | {""} or named) and module.name not in NEEDS_TORCH
+
+
+def test_torch_free_modules_load_without_torch():
+    names = [f"trainstone.{name}".rstrip(".") for name, module in MODULES.items() if is_torch_free(module)]
+    code = f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"
+    code += "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, module in MODULES.items() if is_torch_free(module)])
+def test_torch_free_packages_import_no_torch_inside_functions(name: str):
+    if MODULES[name].package not in {"cli", "flows"}:
+        assert not [found for found in list_imports(MODULES[name]) if found.split(".")[0] == "torch"]
 
 
 def test_help_loads_nothing_heavy():
@@ -93,21 +145,47 @@ def test_help_loads_nothing_heavy():
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_say_what_they_are_and_keep_their_size(path: Path):
-    text = path.read_text()
+@pytest.mark.parametrize("name", MODULES)
+def test_files_say_what_they_are_and_keep_their_size(name: str):
+    path, text = MODULES[name].path, MODULES[name].text
     assert path.stem not in {"utils", "common", "helper", "helpers", "misc", "manager", "base"}
-    if path.name != "__init__.py" or folder_of(path) == "":
-        assert ast.get_docstring(ast.parse(text)), f"{path} does not say what it does"
+    if path.name != "__init__.py" or not name:
+        assert ast.get_docstring(MODULES[name].tree), f"{path} does not say what it does"
     else:
         assert text == "", f"{path} re-exports; import by full path instead"
-    assert text.count("\n") <= 600, f"{path} is about more than one thing"
+    assert text.count("\n") <= MAX_FILE_LINES, f"{path} is about more than one thing"
+
+
+def list_functions() -> Iterator[tuple[Module, ast.FunctionDef]]:
+    for module in MODULES.values():
+        yield from ((module, node) for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef))
 
 
 def test_functions_stay_readable():
-    long = []
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > 60:
-                long.append(f"{path.name}:{node.name}")
-    assert not long
+    long = [
+        f"{module.name}.{node.name}"
+        for module, node in list_functions()
+        if (node.end_lineno or 0) - node.lineno > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_file_names_occur_at_most_twice():
+    stems = Counter(module.path.stem for module in MODULES.values())
+    assert [stem for stem, count in stems.items() if count > 2 and stem not in COMMON_NAMES] == []
+
+
+def test_class_names_occur_once():
+    places = defaultdict(list)
+    for module in MODULES.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module.name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    "package", sorted({str(module.path.parent.relative_to(SOURCE)) for module in MODULES.values()})
+)
+def test_architecture_document_names_every_package(package: str):
+    assert package == "." or f"{package}/" in (ROOT / "docs/architecture.md").read_text()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from command import ROOT, narrow_arguments
-from made_mlperf import write_closed_log
-from made_saved import make_checkpoint
-from old_lines import find_verb, mlperf_words, parse_told, parse_words
+from support.builders.checkpoints import make_checkpoint
+from support.builders.command_lines import find_verb, mlperf_words, parse_told, parse_words
+from support.builders.mlperf_logs import write_closed_log
+from support.processes.command import ROOT, narrow_arguments
 from trainstone.config.load import list_shipped
 from trainstone.models.resnet import build_resnet
 from trainstone.originals.command_line.reader import Flag, read_table

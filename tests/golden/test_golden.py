@@ -2,7 +2,7 @@
 
 import pytest
 
-from command import ROOT
+from support.processes.command import ROOT
 from trainstone.results.findings import check_limits, check_throughput
 from trainstone.results.run_folder import read_result
 from trainstone.results.step_summary import summarise_steps

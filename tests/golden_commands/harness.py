@@ -11,10 +11,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from command import ROOT, Finished, narrow_arguments
 from golden_commands.normalise import count_names, list_keys, list_phases, normalise, normalise_output
-from nursery import Nursery
-from small_training import set_arguments
+from support.builders.training_runs import set_arguments
+from support.processes.command import ROOT, Finished, narrow_arguments
+from support.processes.forked import Nursery
 
 OLD = 1_577_836_800  # 2020-01-01 in seconds since 1970
 LOSSES = re.compile(r"(?m)^(steps-rank\S+ losses: )(.*)$")

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from command import ROOT
+from support.processes.command import ROOT
 
 NUMBER = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 # Findings that depend on the machine or on how busy it is. Their line and the hint below it are left out.

@@ -11,7 +11,7 @@ import pytest
 
 from golden_commands.harness import CASES, Case, Harness, same
 from golden_commands.normalise import count_names, list_keys, list_phases, normalise, normalise_output
-from nursery import Nursery
+from support.processes.forked import Nursery
 
 HERE = Path(__file__).parent
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows import follow
-from nursery import run_ranks
-from small_training import assert_same, list_settings, make_config, read_learned, train_here
+from support.builders.training_runs import assert_same, list_settings, make_config, read_learned, train_here
+from support.processes.flows import follow
+from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps

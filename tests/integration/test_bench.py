@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from command import find_run, narrow_arguments
-from nursery import Nursery, wait_until
+from support.processes.command import find_run, narrow_arguments
+from support.processes.forked import Nursery, wait_until
 from trainstone.results.run_folder import read_result
 from trainstone.results.steps import read_columns
 

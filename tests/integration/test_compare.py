@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from made_results import make_result, write_repeated, write_run, write_runs
+from support.builders.results import make_result, write_repeated, write_run, write_runs
 
 FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
 

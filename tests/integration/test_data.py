@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from made_archives import make_tar, read_files, write_files
-from made_sets import pack_image
-from nursery import wait_until
+from support.builders.archives import make_tar, read_files, write_files
+from support.builders.raw_data_sets import pack_image
+from support.processes.forked import wait_until
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.synthetic.dataset import GeneratedSource
 from trainstone.formats.recordio import ImageRecord

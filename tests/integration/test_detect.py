@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from command import find_run
-from nursery import Nursery
+from support.processes.command import find_run
+from support.processes.forked import Nursery
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.run import Result
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from made_pictures import busy, save
-from made_saved import RUN_ID, make_checkpoint
+from support.builders.checkpoints import RUN_ID, make_checkpoint
+from support.builders.images import busy, save
 from trainstone.models.resnet import build_resnet
 from trainstone.results.run_folder import read_result
 

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from command import find_run, narrow_arguments
-from small_sets import make_set
+from support.builders.data_sets import make_set
+from support.processes.command import find_run, narrow_arguments
 from trainstone.results.run_folder import read_result
 from trainstone.results.steps import read_columns
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from command import find_run
-from launching import (
+from support.builders.training_runs import Learned, assert_same, assert_trained_alike, read_learned
+from support.processes.command import find_run
+from support.processes.forked import Nursery, wait_until
+from support.processes.launches import (
     STEPS,
     draw_steps,
     find_launched,
@@ -22,8 +24,6 @@ from launching import (
     train_words,
     wait_for_training,
 )
-from nursery import Nursery, wait_until
-from small_training import Learned, assert_same, assert_trained_alike, read_learned
 from trainstone.machine.cpus import available_cores
 from trainstone.results.run_folder import read_result
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from command import LIMIT, command_line, find_run, narrow_arguments
-from made_saved import make_checkpoint
-from nursery import Nursery, wait_until
-from small_training import set_arguments
+from support.builders.checkpoints import make_checkpoint
+from support.builders.training_runs import set_arguments
+from support.processes.command import LIMIT, command_line, find_run, narrow_arguments
+from support.processes.forked import Nursery, wait_until
 from trainstone.results.run_folder import read_result
 
 TRAIN = ("train", "demo-classify", *set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from command import narrow_arguments
-from made_saved import make_checkpoint
-from small_sets import make_set
+from support.builders.checkpoints import make_checkpoint
+from support.builders.data_sets import make_set
+from support.processes.command import narrow_arguments
 from trainstone.results.run_folder import read_result
 
 # {narrow}: settings of a network that is quick to build; {checkpoint}: a saved network; {set}: a data set.

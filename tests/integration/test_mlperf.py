@@ -12,13 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from command import ROOT, find_run
-from damage import real_data
-from hostile import EVIL, EVIL_NAME, hidden
-from launching import kill_and_resume, start, wait_for_steps
-from made_mlperf import RULESETS, check_log, closed_log, write_closed_log, write_mlperf_run, write_mlperf_runs
-from nursery import Nursery
-from small_training import make_config, set_arguments, train_here
+from support.builders.damage import real_data
+from support.builders.hostile_text import EVIL, EVIL_NAME, hidden
+from support.builders.mlperf_logs import (
+    RULESETS,
+    check_log,
+    closed_log,
+    write_closed_log,
+    write_mlperf_run,
+    write_mlperf_runs,
+)
+from support.builders.training_runs import make_config, set_arguments, train_here
+from support.processes.command import ROOT, find_run
+from support.processes.forked import Nursery
+from support.processes.launches import kill_and_resume, start, wait_for_steps
 from trainstone.formats.mllog import Event, read_mllog
 from trainstone.machine import page_cache
 from trainstone.results.run_folder import read_result

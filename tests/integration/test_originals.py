@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from command import find_run
-from made_mlperf import check_log, write_ssd_log
-from small_training import make_config, train_here
+from support.builders.mlperf_logs import check_log, write_ssd_log
+from support.builders.training_runs import make_config, train_here
+from support.processes.command import find_run
 from trainstone.formats.iterdur import read_iterdur
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.nvlog import Entry, read_nvlog

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished
-from hosts import Hosts, make_hosts
-from nursery import Nursery, wait_until
-from small_training import set_arguments
+from support.builders.training_runs import set_arguments
+from support.processes.command import Finished
+from support.processes.forked import Nursery, wait_until
+from support.processes.hosts import Hosts, make_hosts
 from trainstone.results.run_folder import read_result
 
 QUICK = {"parallel.meeting_seconds": 12.0, "stop.steps": 1, "data.generated_train": 16, "data.generated_val": 8}

@@ -5,8 +5,8 @@ import json
 import signal
 from pathlib import Path
 
-from command import find_run, tiny_arguments
-from nursery import Nursery, wait_until
+from support.processes.command import find_run, tiny_arguments
+from support.processes.forked import Nursery, wait_until
 from trainstone.formats.kineto import read_trace
 from trainstone.results.run_folder import read_result
 

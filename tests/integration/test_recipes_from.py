@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from command import narrow_arguments
-from old_lines import SC22, WMLCE_JOB, mlperf_words
+from support.builders.command_lines import SC22, WMLCE_JOB, mlperf_words
+from support.processes.command import narrow_arguments
 
 LINES = [
     ("wmlce", [WMLCE_JOB]),

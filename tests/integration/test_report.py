@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser, BrowserError
-from command import Finished
+from support.processes.command import Finished
+from support.servers.browser import Browser, BrowserError
 
 CASES = ["good", "never-steady", "throttled", "data-starved", "killed", "ten-ranks"]
 DRAWN = """

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from command import LIMIT, find_free_port, find_run
-from launching import STEPS, find_step, finish, start_launch, train_words, wait_for_training
-from nursery import Nursery, wait_until
-from small_training import Learned, assert_same, assert_trained_alike, read_learned
+from support.builders.training_runs import Learned, assert_same, assert_trained_alike, read_learned
+from support.processes.command import LIMIT, find_free_port, find_run
+from support.processes.forked import Nursery, wait_until
+from support.processes.launches import STEPS, find_step, finish, start_launch, train_words, wait_for_training
 from trainstone.results.run_folder import read_result
 
 pytestmark = pytest.mark.slow

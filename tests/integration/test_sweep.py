@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command import LIMIT, ROOT, Finished, tiny_arguments
-from made_sweep import write_fake_result
-from nursery import wait_until
+from support.builders.sweeps import write_fake_result
+from support.processes.command import LIMIT, ROOT, Finished, tiny_arguments
+from support.processes.forked import wait_until
 from trainstone.formats.timehistory import read_timehistory
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.run import Result
@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen]:
         table = {name.removeprefix("batch_"): action for name, action in happens.items()}
         environment = {**os.environ, "FAKE_POINTS": json.dumps(table), "FAKE_RESULT": str(template)}
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/fake_sweep.py"), *(arguments or SWEEP)],
+            [sys.executable, str(ROOT / "tests/support/processes/fake_sweep.py"), *(arguments or SWEEP)],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished, find_run
-from nursery import Nursery
-from small_sets import make_set
-from small_training import read_learned, set_arguments
+from support.builders.data_sets import make_set
+from support.builders.training_runs import read_learned, set_arguments
+from support.processes.command import Finished, find_run
+from support.processes.forked import Nursery
 from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.results.run_folder import read_result
 

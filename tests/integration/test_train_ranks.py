@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished, find_run
-from nursery import Nursery, wait_until
-from small_training import Learned, furthest, read_learned, set_arguments
+from support.builders.training_runs import Learned, furthest, read_learned, set_arguments
+from support.processes.command import Finished, find_run
+from support.processes.forked import Nursery, wait_until
 from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.results.run_folder import read_result
 

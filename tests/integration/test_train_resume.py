@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from command import find_run
-from launching import RANK_STEPS, kill_and_resume, start, wait_for_steps
-from nursery import Nursery
-from small_training import Learned, assert_same, assert_trained_alike, read_learned
+from support.builders.training_runs import Learned, assert_same, assert_trained_alike, read_learned
+from support.processes.command import find_run
+from support.processes.forked import Nursery
+from support.processes.launches import RANK_STEPS, kill_and_resume, start, wait_for_steps
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command import Finished, find_run
-from nursery import Child, Nursery, wait_until
-from small_training import assert_same, read_learned, set_arguments
+from support.builders.training_runs import assert_same, read_learned, set_arguments
+from support.processes.command import Finished, find_run
+from support.processes.forked import Child, Nursery, wait_until
 from trainstone.results.combine import BegunRun
 from trainstone.results.run_folder import read_result
 

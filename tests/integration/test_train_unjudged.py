@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from command import NARROW, find_run
-from nursery import Nursery, wait_until
-from small_sets import make_set
-from small_training import assert_same, read_learned, train_here
+from support.builders.data_sets import make_set
+from support.builders.training_runs import assert_same, read_learned, train_here
+from support.processes.command import NARROW, find_run
+from support.processes.forked import Nursery, wait_until
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.formats.iterdur import RankPlace, read_iterdur

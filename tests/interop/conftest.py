@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from command import LIMIT, command_line
-from made_sets import SCENES, make_imagenet, make_oddities
+from support.builders.raw_data_sets import SCENES, make_imagenet, make_oddities
+from support.processes.command import LIMIT, command_line
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI")
 

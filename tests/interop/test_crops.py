@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from made_pictures import busy
-from peers import ask_peer
+from support.builders.images import busy
+from support.processes.peers import ask_peer
 from trainstone.config.schema import AugmentConfig
 from trainstone.data.pipeline.crops import crop_boxes, crop_overlap
 from trainstone.data.pipeline.random_draws import Draws, make_key

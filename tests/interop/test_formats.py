@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from made_sets import SCENES, draw_scenes, pack_image, read_all
-from peers import ask_peer, digest, find_peer
+from support.builders.raw_data_sets import SCENES, draw_scenes, pack_image, read_all
+from support.processes.peers import ask_peer, digest, find_peer
 from trainstone.data.sample import Sample
 from trainstone.formats import recordio
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord

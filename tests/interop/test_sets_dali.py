@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from made_sets import SCENES, draw_scenes, label_by_folder, read_all
-from peers import ask_peer, digest, find_peer
+from support.builders.raw_data_sets import SCENES, draw_scenes, label_by_folder, read_all
+from support.processes.peers import ask_peer, digest, find_peer
 from trainstone.data.sample import Sample
 
 Make = Callable[..., Path]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
-from peers import ask_peer, digest, find_peer
+from support.builders.raw_data_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
+from support.processes.peers import ask_peer, digest, find_peer
 from trainstone.data.image.decode import decode
 from trainstone.formats.tfrecord import TFRecordFile, decode_example
 

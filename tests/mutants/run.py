@@ -85,7 +85,8 @@ class Copy:
         """Return all test files of the package: first those named like the module, then those that import it."""
         *package, stem = Path(mutant["file"]).with_suffix("").parts[1:]
         imports = re.compile(rf"from {'.'.join(package)}(\.| import .*\b){stem}\b")
-        files = sorted(self.folder.joinpath(mutant["tests"]).rglob("test_*.py"))
+        folders = map(self.folder.joinpath, mutant["tests"].split())
+        files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
         files.sort(key=lambda file: (stem not in file.stem, not imports.search(file.read_text())))
         return [str(file.relative_to(self.folder)) for file in files]
 

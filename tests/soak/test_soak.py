@@ -11,12 +11,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command import find_run
-from launching import draw_steps, find_launched, finish, kill_and_resume, kill_at, start, start_launch, train_words
-from nursery import Nursery
-from small_loaders import make_loader
-from small_sets import make_set
-from small_training import assert_same, read_learned
+from support.builders.data_sets import make_set
+from support.builders.loaders import make_loader
+from support.builders.training_runs import assert_same, read_learned
+from support.processes.command import find_run
+from support.processes.forked import Nursery
+from support.processes.launches import (
+    draw_steps,
+    find_launched,
+    finish,
+    kill_and_resume,
+    kill_at,
+    start,
+    start_launch,
+    train_words,
+)
 from trainstone.data.splits import open_split
 
 SEED = os.environ.get("TRAINSTONE_SOAK")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from damage import Call
-from hostile import EVIL, EVIL_NAME, hidden
-from small_sets import CLASSES, RECORDS, SHARDS, Listed, flip, locate, make_set, to_detect
+from support.builders.damage import Call
+from support.builders.data_sets import CLASSES, RECORDS, SHARDS, Listed, flip, locate, make_set, to_detect
+from support.builders.hostile_text import EVIL, EVIL_NAME, hidden
+from support.servers.web import Site, serve
 from trainstone.cli.data import (
     SHOWN_BAD,
     parse_shards,
@@ -32,7 +33,6 @@ from trainstone.data.verify import Bad, Findings
 from trainstone.errors import ConfigError
 from trainstone.formats.files import Span
 from trainstone.models.resnet import build_resnet
-from web_server import Site, serve
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:

@@ -11,7 +11,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hostile import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
+from support.builders.hostile_text import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
 from trainstone.cli import doctor, recipes
 from trainstone.cli.execute import print_error
 from trainstone.cli.main import main

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import drain
-from made_learning import make_child, write_repeated
-from made_results import write_run, write_runs
+from support.builders.results import write_run, write_runs
+from support.builders.training_results import make_child, write_repeated
+from support.processes.flows import drain
 from trainstone.cli import launch as launching
 from trainstone.cli.compare import check_limit, spread_to, suggest_next
 from trainstone.cli.eval import refuse_repeated

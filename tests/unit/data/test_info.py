@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hostile import EVIL, hidden
-from small_sets import Listed
+from support.builders.data_sets import Listed
+from support.builders.hostile_text import EVIL, hidden
 from trainstone.data.image.decode import decode, encode_jpeg
 from trainstone.data.image.inspect import look
 from trainstone.data.info import summarise

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from made_pictures import busy, make_samples, save
-from small_loaders import Batch, make_loader, same, take, wait_for_rest
-from small_sets import Listed, make_set
+from support.builders.data_sets import Listed, make_set
+from support.builders.images import busy, make_samples, save
+from support.builders.loaders import Batch, make_loader, same, take, wait_for_rest
 from trainstone.data.loader import STAGES, Loader
 from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.pipeline.order import TrainOrder

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from command import LIMIT
-from damage import damaged, quick, read_damaged
-from made_archives import read_files
-from small_sets import (
+from support.builders.archives import read_files
+from support.builders.damage import damaged, quick, read_damaged
+from support.builders.data_sets import (
     CLASSES,
     JPEGS,
     RECORDS,
@@ -35,6 +34,7 @@ from small_sets import (
     to_classify,
     to_detect,
 )
+from support.processes.command import LIMIT
 from trainstone.data import prepare
 from trainstone.data.image.inspect import look
 from trainstone.data.manifest import (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from damage import real_data
-from made_archives import make_instances, make_tar, write_files
-from made_archives import make_set as make_coco
-from small_sets import (
+from support.builders.archives import make_instances, make_tar, write_files
+from support.builders.archives import make_set as make_coco
+from support.builders.damage import real_data
+from support.builders.data_sets import (
     BOXES,
     JPEGS,
     RECORDS,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from made_archives import write_files
-from small_sets import (
+from support.builders.archives import write_files
+from support.builders.data_sets import (
     INDEXES,
     JPEGS,
     RECORDS,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from damage import real_data
+from support.builders.damage import real_data
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.coco import (

@@ -21,12 +21,12 @@ import scipy.io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import damaged, quick
-from made_archives import fix_checksums, forge, make_instances, make_tar
-from made_ncu import AFTER, BEFORE, make_long, make_wide
-from made_sets import pack_image, pack_payload
-from made_traces import document, mark, small_trace
-from small_sets import BOXES, CLASSES, JPEGS
+from support.builders.archives import fix_checksums, forge, make_instances, make_tar
+from support.builders.damage import damaged, quick
+from support.builders.data_sets import BOXES, CLASSES, JPEGS
+from support.builders.ncu_files import AFTER, BEFORE, make_long, make_wide
+from support.builders.raw_data_sets import pack_image, pack_payload
+from support.builders.traces import document, mark, small_trace
 from trainstone.data.image.inspect import look
 from trainstone.data.sample import Sample
 from trainstone.data.sources.archives import list_tar, read_tar

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from damage import real_data
-from made_traces import document, host, kernel, small_trace, write_trace
+from support.builders.damage import real_data
+from support.builders.traces import document, host, kernel, small_trace, write_trace
 from trainstone.errors import DataError
 from trainstone.formats import kineto
 from trainstone.formats.kineto import Kind, Lane, Trace, read_trace

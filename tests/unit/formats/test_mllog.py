@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import real_data
+from support.builders.damage import real_data
 from trainstone.errors import DataError
 from trainstone.formats import mllog
 from trainstone.formats.mllog import Event, format_line, parse_line, read_mllog

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-import made_ncu
-from damage import real_data, write
-from made_ncu import AFTER, BEFORE, CYCLES, FMA, KERNELS, LONG_COLUMNS, SFU, make_long, make_wide
+from support.builders import ncu_files as made_ncu
+from support.builders.damage import real_data, write
+from support.builders.ncu_files import AFTER, BEFORE, CYCLES, FMA, KERNELS, LONG_COLUMNS, SFU, make_long, make_wide
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.ncu import Metric, NcuFile, NcuKernel, read_ncu
 

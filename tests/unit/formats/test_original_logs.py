@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import real_data
+from support.builders.damage import real_data
 from trainstone.errors import DataError
 from trainstone.formats import iterdur, nvlog, timehistory
 from trainstone.formats.iterdur import DeviceRow, Duration, IterDur, RankPlace, read_iterdur, summarise_device

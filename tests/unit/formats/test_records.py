@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from damage import quick, real_data, write
-from made_archives import forge
-from made_sets import pack_image, pack_payload
+from support.builders.archives import forge
+from support.builders.damage import quick, real_data, write
+from support.builders.raw_data_sets import pack_image, pack_payload
 from trainstone.errors import DataError
 from trainstone.formats import recordio, tfrecord
 from trainstone.formats.files import Span

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows import drain
-from launching import make_verb
+from support.processes.flows import drain
+from support.processes.launches import make_verb
 from trainstone.config.load import load_system
 from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError, DataError, LaunchError, MachineError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from command import LIMIT
+from support.processes.command import LIMIT
 from trainstone.cli.launch import app
 from trainstone.config.load import list_shipped, load_config, read_source
 from trainstone.config.schema import Config

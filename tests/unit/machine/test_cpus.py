@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from made_up import make_tree
+from support.builders.machines import make_tree
 from trainstone.machine import cpus, page_cache
 from trainstone.machine.allocator import KEEP_TUNABLES, describe_allocator, keeping_environment, keeps_memory
 from trainstone.machine.cpus import (

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from made_up import make_nvml, make_server, make_tree, refuse
+from support.builders.machines import make_nvml, make_server, make_tree, refuse
 from trainstone.machine import facts
 from trainstone.machine.facts import read_cpu_model, read_facts, read_software
 from trainstone.machine.noise import Noise, Pressure, busiest_others, grade_noise, read_pressure

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from command import LIMIT
+from support.processes.command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import interfaces, launch_protocol, ranks
 from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested, find_route

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from command import NARROW
+from support.processes.command import NARROW
 from trainstone.config.load import load_config
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from made_up import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
+from support.builders.machines import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
 from trainstone.machine.cpus import available_cores, count_kills, memory_available_bytes, memory_limit_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.noise import Pressure, read_pressure

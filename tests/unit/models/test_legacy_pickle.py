@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import Call, damaged, quick, read_damaged
+from support.builders.damage import Call, damaged, quick, read_damaged
 from trainstone.errors import DataError
 from trainstone.models.legacy_pickle import HINT, pickle_arrays, read_pickled
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from damage import Call, damaged, quick, read_damaged
+from support.builders.damage import Call, damaged, quick, read_damaged
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.models.mxnet_names import PREFIX, name_in_gluon, name_in_mxnet, rename_from_gluon
 from trainstone.models.resnet import build_resnet

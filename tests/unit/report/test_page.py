@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from made_results import change_result
+from support.builders.results import change_result
 from trainstone.errors import ResultError
 from trainstone.report.index import build_index
 from trainstone.report.page import Page, as_json, build_page, load_scripts, read_template, render

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser
-from hostile import hidden
-from made_pages import KINDS, make_summary, make_view, poison
+from support.builders.hostile_text import hidden
+from support.builders.pages import KINDS, make_summary, make_view, poison
+from support.servers.browser import Browser
 from trainstone.cli.render.run import print_result
 from trainstone.report.dataset import build_dataset_page
 from trainstone.report.index import build_index

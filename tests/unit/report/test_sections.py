@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-import made_pages as made
-from browser import Browser
-from hostile import EVIL
-from made_learning import make_evaluations, make_quality, make_steps, make_training, write_repeated, write_training
-from made_mlperf import write_mlperf_run, write_mlperf_runs
-from made_results import A100, POINTS, make_feeding, make_point, make_timeline, write_profile
-from made_sweep import make_row, make_sweep
+from support.builders import pages as made
+from support.builders.hostile_text import EVIL
+from support.builders.mlperf_logs import write_mlperf_run, write_mlperf_runs
+from support.builders.results import A100, POINTS, make_feeding, make_point, make_timeline, write_profile
+from support.builders.sweeps import make_row, make_sweep
+from support.builders.training_results import (
+    make_evaluations,
+    make_quality,
+    make_steps,
+    make_training,
+    write_repeated,
+    write_training,
+)
+from support.servers.browser import Browser
 from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
 from trainstone.report.dataset import build_dataset_page, name_classes
 from trainstone.report.page import Page, render, write_report

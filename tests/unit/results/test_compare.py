@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from made_results import change_result, make_result, write_repeated, write_run, write_runs
+from support.builders.results import change_result, make_result, write_repeated, write_run, write_runs
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results import compare as module

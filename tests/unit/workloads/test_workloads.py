@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flows import drain
+from support.processes.flows import drain
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.pipeline.feed import IGNORED

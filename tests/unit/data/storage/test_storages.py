@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from made_archives import make_tar
-from small_sets import (
+from support.builders.archives import make_tar
+from support.builders.data_sets import (
     BOXES,
     JPEGS,
     READERS,

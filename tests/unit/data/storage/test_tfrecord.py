@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from small_sets import BOXES, JPEGS, SIDE, make_encoder, make_png, read_shard, to_classify, write_shard
+from support.builders.data_sets import BOXES, JPEGS, SIDE, make_encoder, make_png, read_shard, to_classify, write_shard
 from trainstone.data.image.inspect import look
 from trainstone.data.sample import Box, ClassName, Sample, shorten
 from trainstone.data.storage.tfrecord import TFRecordShard

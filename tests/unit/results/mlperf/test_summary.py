@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from command import ROOT
-from damage import real_data
-from made_mlperf import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
+from support.builders.damage import real_data
+from support.builders.mlperf_logs import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
+from support.processes.command import ROOT
 from trainstone.errors import ConfigError, DataError
 from trainstone.results.mlperf import summary
 from trainstone.results.mlperf.logs import LoggedEvaluation, Times, find_logs, read_logged, read_logs

@@ -1,0 +1,45 @@
+"""Loaders of few pictures, and what they give."""
+
+from typing import Any
+
+import torch
+
+from support.processes.forked import wait_until
+from trainstone.config.schema import AugmentConfig, Config, DataConfig, LoaderConfig
+from trainstone.data.loader import Loader
+from trainstone.data.sample import Source
+
+Batch = tuple[torch.Tensor, ...]
+
+
+def make_config(image_size: int = 32, seed: int = 3, **keys: Any) -> Config:
+    """A recipe with these keys of its sections augment and loader, whether they go together or not."""
+    config = Config(name="made-up", version=1, summary="", seed=seed, data=DataConfig(image_size=image_size))
+    sections = {
+        name: kind(**{key: keys[key] for key in kind.model_fields.keys() & keys})
+        for name, kind in (("augment", AugmentConfig), ("loader", LoaderConfig))
+    }
+    return config.model_copy(update=sections)
+
+
+def make_loader(source: Source, batch_size: int = 4, **wishes: Any) -> Loader:
+    keys = {*AugmentConfig.model_fields, *LoaderConfig.model_fields, "image_size", "seed"}
+    config = make_config(**{"threads": 2, "prefetch": 2, **{key: wishes.pop(key) for key in keys & wishes.keys()}})
+    return Loader(source, config, batch_size, **wishes)
+
+
+def take(loader: Loader, count: int | None = None) -> list[Batch]:
+    with loader:
+        taken = loader if count is None else (next(loader) for _ in range(count))
+        return [tuple(part.clone() for part in batch) for batch in taken]
+
+
+def same(one: list[Batch], other: list[Batch]) -> bool:
+    return all(
+        torch.equal(a, b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
+    )
+
+
+def wait_for_rest(ring: Any) -> None:
+    """Until all threads wait for memory, or for the end of a pause."""
+    wait_until(lambda: len(ring._work_to_do._waiters) == len(ring._threads))

@@ -1,0 +1,273 @@
+"""A picture of a batch: boxes stay true to pixels; a bad one is told by its place; a cache changes no pixel."""
+
+import contextlib
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.builders.data_sets import SHARDS, Listed, flip, locate, make_set
+from support.builders.images import busy, make_samples, save, save_sampled
+from support.builders.loaders import make_config
+from trainstone.data.image.decode import Region, decode_upper, look_sized
+from trainstone.data.pipeline.crops import Crop, Window
+from trainstone.data.pipeline.feed import (
+    IGNORED,
+    NOTHING,
+    OVERHEAD_BYTES,
+    SUBSTITUTES,
+    Bad,
+    Cache,
+    Feed,
+    Shown,
+    Worker,
+    list_boxes,
+    pack,
+)
+from trainstone.data.pipeline.order import Place
+from trainstone.data.recognise import open_dataset
+from trainstone.data.sample import Box, Sample, Source
+from trainstone.errors import DataError
+
+SIZE = 40
+SAMPLES = make_samples(14)
+BROKEN = Sample("broken.jpg", b"no picture", 1)
+
+
+def make_feed(source: Source, num_classes: int | None = None, **keys: Any) -> Feed:
+    config = make_config(**{"image_size": SIZE, "seed": 5, "decode": "exact", "shrink": False, **keys})
+    return Feed(source, config, train=True, num_classes=num_classes)
+
+
+def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, list[Bad]]:
+    """Label, pixels and what was left out."""
+    out, bad = np.full((SIZE, SIZE, 3), 99, np.uint8), list[Bad]()
+    return feed.fill(Place(epoch, picture), out, Worker(), bad).label, out, bad
+
+
+@pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
+def test_file_and_byte_of_a_bad_picture_are_told_once(storage: str, tmp_path: Path):
+    root = make_set(tmp_path / "set", storage, count=6)
+    where = open_dataset(root).splits[0].source.where(3)
+    if storage == "folder":
+        Path(where).write_bytes(b"no picture")
+    else:
+        path = root / SHARDS[storage]
+        span = locate(path, storage)[3]
+        for at in range(span.offset, span.offset + span.size, 7):
+            flip(path, at)
+    with pytest.raises(DataError) as told:
+        fill(make_feed(open_dataset(root).splits[0].source), 3)
+    assert told.value.message.count(str(tmp_path)) == 1
+    assert storage == "folder" or "byte" in told.value.message
+
+
+@pytest.mark.parametrize(
+    ("sample", "message", "hint"),
+    [
+        (BROKEN, "listed 0: not a picture", "known are"),
+        (Sample("cut", save(busy(80, 80))[:900], 0), "listed 0: truncated JPEG", "loader.on_bad=skip"),
+        (Sample("a.jpg", SAMPLES[0].image), "listed 0: a.jpg has no class", "one class"),
+        (Sample("a.jpg", SAMPLES[0].image, 3), "listed 0: class 3 of a.jpg", "model.num_classes=4"),
+        (Sample("a.jpg", SAMPLES[0].image, 10**12), "listed 0: class 10", "model.num_classes=1000000000001"),
+        (Sample("a.jpg", SAMPLES[0].image, -1), "listed 0: class -1 of a.jpg", "trainstone data verify"),
+    ],
+)
+def test_a_bad_picture_is_named_with_what_to_do_or_replaced(sample: Sample, message: str, hint: str):
+    source = Listed([sample, *(Sample("good", one.image, 2) for one in SAMPLES[:3])])
+    with pytest.raises(DataError) as told:
+        fill(make_feed(source, num_classes=3), 0)
+    assert told.value.message.startswith(message)
+    assert hint in (told.value.hint or "")
+    label, out, bad = fill(make_feed(source, num_classes=3, on_bad="skip"), 0)
+    assert (label, bad[0].where) == (2, "listed 0")
+    again = fill(make_feed(source, num_classes=3, on_bad="skip"), 0)
+    assert (again[0], again[2], again[1].tobytes()) == (label, bad, out.tobytes())
+
+
+def test_where_labels_do_not_matter_none_is_needed_and_if_all_are_bad_there_is_an_end():
+    assert fill(make_feed(Listed([Sample("a.jpg", SAMPLES[0].image)])), 0)[0] == IGNORED
+    told = rf"{SUBSTITUTES} pictures in a row cannot be used, the last one listed \d: not"
+    with pytest.raises(DataError, match=told):
+        fill(make_feed(Listed([BROKEN] * 5), on_bad="skip"), 0)
+
+
+@pytest.mark.parametrize("edge", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_box_that_is_no_number_never_stops_the_program(edge: float):
+    """WebDataset's JSON may hold NaN. The picture is bad, or the box does not count."""
+    source = Listed([Sample("a", SAMPLES[0].image, 0, (Box(0, 0.1, edge, 0.5, 0.9),))])
+    with contextlib.suppress(DataError):
+        assert fill(make_feed(source, crop="boxes"), 0)[0] == 0
+
+
+def test_errors_that_are_not_the_datas_are_not_passed_over():
+    class Failing(Listed):
+        def read(self, index: int) -> Sample:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fill(make_feed(Failing(SAMPLES), on_bad="skip"), 0)
+
+
+@pytest.mark.parametrize("keeps", ["off", "files", "pixels"])
+@pytest.mark.parametrize("limit", [0, 30_000, 1 << 30])
+def test_kept_pictures_are_read_once_and_give_the_same_batches(keeps: str, limit: int):
+    source = Listed(SAMPLES)
+    plain, kept = make_feed(Listed(SAMPLES)), make_feed(source, cache=keeps, cache_bytes=limit)
+    for epoch in range(3):
+        for picture in range(len(SAMPLES)):
+            assert np.array_equal(fill(kept, picture, epoch)[1], fill(plain, picture, epoch)[1])
+            assert kept.cache.used_bytes <= limit
+    num_kept = 0 if keeps == "off" else {0: 0, 1 << 30: 14}.get(limit, len(kept.cache._kept))
+    assert source.reads == 3 * 14 - 2 * num_kept
+    assert limit != 30_000 or keeps == "off" or 0 < num_kept < 14
+
+
+def test_many_threads_do_not_break_the_limit():
+    pixels, limit = busy(20, 20), 50 * (1_200 + OVERHEAD_BYTES)
+    cache, image = Cache("pixels", limit), save(pixels)
+    sample, seen = Sample("x", image, 0), look_sized(image)
+
+    def work() -> None:
+        for index in range(200):
+            cache.put(index, sample, seen, Region(pixels, owned=True))
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
+    assert (cache.used_bytes, len(cache._kept)) == (limit, 50)
+
+
+@pytest.mark.parametrize("keeps", ["files", "pixels"])
+def test_room_in_the_cache_does_not_decide_whether_a_picture_is_bad(keeps: str):
+    """Which pictures find room is chance: threads race for it. A batch must not follow from that."""
+    image = bytearray(save(busy(80, 200), restart_marker_rows=1))
+    image[image.index(b"\xff\xd7") + 2 :] = b""
+    outcomes: list[list[int]] = []
+    for limit in (0, 1 << 20):
+        feed = make_feed(Listed([Sample("damaged below", bytes(image), 0)]), cache=keeps, cache_bytes=limit)
+        outcomes.append([])
+        for epoch in range(30):
+            with contextlib.suppress(DataError):
+                fill(feed, 0, epoch)
+                outcomes[-1].append(epoch)
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0]) < 30
+
+
+SSD = {"crop": "overlap", "aspect": (0.5, 2.0), "attempts": 1}
+COLOURS = {"saturation": (0.5, 1.5), "hue_degrees": (-0.5, 0.5), "contrast": (0.5, 1.5), "brightness": (0.875, 1.125)}
+KINDS = {
+    "png": lambda pixels: save(pixels, "PNG"),
+    "jpeg 444": lambda pixels: save_sampled(pixels, "444"),
+    "jpeg 420": lambda pixels: save_sampled(pixels, "420"),
+    "progressive": lambda pixels: save(pixels, quality=90, progressive=True, subsampling=0),
+}
+Edges = tuple[int, int, int, int]
+BOX = Box(2, 0.25, 0.5, 0.75, 1.0, crowd=True, area=0.1)
+
+
+def draw(width: int, height: int, edges: Edges) -> tuple[np.ndarray, Box]:
+    """A magenta rectangle on grey noise, and its box."""
+    noise = np.random.default_rng(width).integers(90, 150, (height, width, 1), dtype=np.uint8)
+    pixels = np.repeat(noise, 3, axis=2)
+    left, top, right, bottom = edges
+    pixels[top:bottom, left:right] = (255, 0, 255)
+    return pixels, Box(2, left / width, top / height, right / width, bottom / height)
+
+
+def find_rectangle(pixels: np.ndarray) -> np.ndarray:
+    """Edges of what is coloured, in pixels."""
+    strength = pixels.max(axis=2).astype(np.int16) - pixels.min(axis=2)
+    coloured = strength > strength.max() / 2
+    columns, rows = np.flatnonzero(coloured.mean(axis=0) > 0.01), np.flatnonzero(coloured.mean(axis=1) > 0.01)
+    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+
+
+def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **augment: Any) -> list[Any]:
+    """Pixels and boxes of a picture, epoch after epoch."""
+    source, config = Listed([Sample("drawn", data, boxes=boxes)]), make_config(size, seed=1, **augment)
+    feed = Feed(source, config, train=train, num_classes=3, holds="boxes")
+    rows = [np.zeros((size, size, 3), np.uint8) for _ in range(epochs)]
+    return [(out, feed.fill(Place(epoch, 0), out, Worker(), []).boxes) for epoch, out in enumerate(rows)]
+
+
+@pytest.mark.parametrize("resize", ["bilinear", "antialias"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("width", "height", "size", "edges", "shrinks"),
+    [
+        (451, 603, 300, (30, 250, 200, 590), {1}),
+        (1001, 803, 100, (240, 200, 730, 700), {2, 4}),
+        (1200, 1440, 60, (60, 120, 1080, 1380), {4, 8}),
+    ],
+)
+def test_a_rectangle_is_where_its_box_says(
+    kind: str, resize: str, width: int, height: int, size: int, edges: Edges, shrinks: set[int], monkeypatch
+):
+    shrunk = set()
+
+    def spy(*args, shrink, **rest):
+        shrunk.add(shrink)
+        return decode_upper(*args, shrink=shrink, **rest)
+
+    monkeypatch.setattr("trainstone.data.pipeline.feed.decode_upper", spy)
+    pixels, box = draw(width, height, edges)
+    cropped = 0
+    for out, boxes in show(KINDS[kind](pixels), (box,), size, 8, resize=resize, **SSD, **COLOURS):
+        assert boxes.labels.tolist() == [2]
+        told = boxes.edges[0] * size
+        assert np.abs(find_rectangle(out) - told).max() <= 2
+        cropped += not np.allclose(told, np.array(edges) / [width, height, width, height] * size, atol=3)
+    assert cropped >= 2
+    assert shrinks <= shrunk
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"crop": "whole", "flip": 0.0}, [10, 10, 40, 90]),
+        ({"crop": "whole", "flip": 1.0}, [60, 10, 90, 90]),
+        ({"val_crop": "whole", "train": False}, [10, 10, 40, 90]),
+    ],
+)
+def test_mirroring_takes_the_box_along_and_validation_shows_all(how: dict[str, Any], expected: list[int]):
+    pixels, box = draw(200, 100, (20, 10, 80, 90))
+    ((out, boxes),) = show(save(pixels, "PNG"), (box,), 100, 1, **how)
+    assert boxes.edges[0] * 100 == pytest.approx(expected)
+    assert np.abs(find_rectangle(out) - expected).max() <= 1
+
+
+def make_row(count: int, number: int = 0) -> Shown:
+    boxes = [Box(label, 0.0, 0.0, 0.5, 0.25) for label in range(count)]
+    return Shown(boxes=list_boxes(boxes, (20, 40), Crop(0, 0, 20, 40), flip=False), facts=(number, 20, 40))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
+def test_every_box_is_packed_once_and_places_come_in_eights(counts: list[int]):
+    edges, labels = pack([*(make_row(count) for count in counts), NOTHING], "boxes")
+    places = labels.shape[1]
+    assert places == max(8, -(-max(counts) // 8) * 8)
+    assert edges.shape == (len(counts) + 1, places, 4)
+    for row, count in zip(labels, [*counts, 0], strict=True):
+        assert row.tolist() == [*range(count), *[IGNORED] * (places - count)]
+    assert (edges[labels == IGNORED] == 0).all()
+
+
+def test_truth_tells_crowds_areas_and_facts():
+    edges, labels, crowds, areas, facts = pack([make_row(2, 7), NOTHING], "truth")
+    assert [part.dtype for part in (edges, labels, crowds, areas, facts)] == [
+        np.float32, np.int64, np.bool_, np.float32, np.int64,
+    ]  # fmt: skip
+    assert areas[0].tolist() == [100, 100, 0, 0, 0, 0, 0, 0]
+    assert not crowds.any()
+    assert facts.tolist() == [[7, 20, 40], [IGNORED, 0, 0]]
+    left = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), Window(40, 40, 200, 100), flip=False)
+    assert left.labels.tolist() == [2]  # a box of which nothing is left is left out
+    (labels,) = pack([Shown(4), NOTHING], "class")
+    assert (labels.dtype, labels.tolist()) == (np.int64, [4, IGNORED])

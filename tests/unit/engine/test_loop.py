@@ -1,0 +1,298 @@
+import itertools
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.processes.flows import LateTimer
+from trainstone.config.load import load_config
+from trainstone.config.schema import MeasureConfig, OptimizerConfig
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.ema import WeightAverage
+from trainstone.engine.loop import train_steps
+from trainstone.engine.network import apply_process_settings, seed_network
+from trainstone.engine.optim import LossScale
+from trainstone.engine.task import DecayedLoss, Task, build_task
+from trainstone.errors import RunError, TrainstoneError
+from trainstone.flows.bench.stop_rule import StopRule
+from trainstone.flows.speed_summary import sum_energy
+from trainstone.machine.ranks import ALONE
+from trainstone.machine.signals import StopSignals
+from trainstone.measure.clock import HostTimer
+from trainstone.measure.recorder import StepRecorder
+from trainstone.models.resnet import build_resnet
+from trainstone.results.schema.run import Device
+from trainstone.results.steps import StepRecord
+
+CPU = torch.device("cpu")
+
+
+class ScriptedClock:
+    """Moves only when the work says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
+    """A task whose batch takes 0.25 s to come, forward 1 s, backward 2 s, optimiser 0.5 s on the scripted clock."""
+    model = nn.Linear(1, 1)
+
+    def batches():
+        for _ in itertools.count():
+            clock.seconds += 0.25
+            yield (torch.ones(4, 1),)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        clock.seconds += 1.0
+        return model(batch[0]).square().mean()
+
+    class Scale(LossScale):
+        def backward(self, loss: torch.Tensor) -> None:
+            clock.seconds += 2.0
+            super().backward(loss)
+
+        def step(self, optimizer: torch.optim.Optimizer) -> None:
+            clock.seconds += 0.5
+            super().step(optimizer)
+
+    return Task(
+        device=CPU,
+        model=model,
+        plain=model,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        rate=lambda _step: 0.1,
+        scale=Scale(CPU, "fp32", "dynamic"),
+        autocast=nullcontext,
+        batches=batches(),
+        loader=None,
+        images_per_step=4,
+        split_phases=split,
+        cuda_graphs=False,
+    )
+
+
+def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
+    clock = ScriptedClock()
+    records = list(train_steps(make_task(clock), HostTimer(now=clock), num_steps=3))
+    assert [record.step for record in records] == [0, 1, 2]
+    assert [record.step_seconds for record in records] == [3.75] * 3
+    assert [record.data_seconds for record in records] == [0.25] * 3
+    assert [record.start_seconds for record in records] == [0.0, 3.75, 7.5]
+    assert {record.images for record in records} == {4}
+    assert records[0].forward_seconds is None
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_late_records_all_come_in_order(num_steps: int):
+    clock, losses = ScriptedClock(), []
+    for timer in (HostTimer(now=clock), LateTimer(now=clock)):
+        torch.manual_seed(0)
+        records = list(train_steps(make_task(clock), timer, num_steps=num_steps))
+        assert [record.step for record in records] == list(range(num_steps))
+        losses.append([record.loss for record in records])
+    assert losses[0] == losses[1]
+
+
+def test_a_late_record_is_yielded_only_after_its_lag():
+    clock = ScriptedClock()
+    steps = train_steps(make_task(clock), LateTimer(now=clock))
+    assert next(steps).step == 0
+    assert clock.seconds == 100.0 + 3 * 3.75  # three steps were launched before the first came out
+
+
+@pytest.mark.parametrize("timer", [HostTimer(), LateTimer()])
+def test_decay_that_is_part_of_the_loss_is_recorded_by_itself(timer: HostTimer):
+    task = make_task(ScriptedClock())
+    weights = [parameter.detach().clone() for parameter in task.plain.parameters()]
+    decayed = DecayedLoss(task.loss, task.plain, OptimizerConfig(weight_decay=0.5, decay_in="loss"))
+    first, *_, last = list(train_steps(replace(task, loss=decayed), timer, num_steps=5))
+    assert first.decay_loss == pytest.approx(0.25 * sum(w.square().sum().item() for w in weights))
+    assert last.decay_loss < first.decay_loss  # it goes on being that of its own step
+    assert first.loss == pytest.approx(first.decay_loss + (weights[0] + weights[1]).square().item())
+    assert next(train_steps(make_task(ScriptedClock()), HostTimer(), num_steps=1)).decay_loss is None
+
+
+def step(number: int, seconds: float = 0.1, loss: float = 1.0) -> StepRecord:
+    return StepRecord(number, 0, number * seconds, 0.0, seconds, 4, loss=loss, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("measure", "seconds", "fewest", "most"),
+    [
+        ({"seconds": 10, "half_width": 1e-9}, 0.5, 21, 21),  # from the end of the first step
+        ({"seconds": 600, "half_width": 0.05}, 0.1, 101, 199),  # narrow: ten seconds, and the next look after them
+        ({"seconds": 1, "iterations": 500}, 0.5, 1000, 1000),  # counted steps end by themselves
+    ],
+)
+def test_when_it_is_enough(tmp_path: Path, measure: dict[str, float], seconds: float, fewest: int, most: int):
+    """How many steps of so many seconds the rule lets pass, by a clock of its own."""
+    now = 0.0
+    with StepRecorder(tmp_path / "steps.csv", split_phases=False) as recorder:
+        rule = StopRule(MeasureConfig(**measure), HostTimer(now=lambda: now), recorder)
+        for number in range(1000):
+            now += seconds
+            # Not all alike: of equal ones nothing can be said.
+            recorder.step(step(number, seconds * (1 + 0.01 * (number % 3))))
+            if rule.is_enough():
+                break
+    assert fewest <= number + 1 <= most
+
+
+def test_alone_all_is_known_at_once():
+    with StopSignals() as signals:
+        pact = Pact(World(ALONE, CPU), signals)
+        pact.look(step(0))
+        assert not any(pact.agreed)
+        assert not pact.wish_end(False)
+        assert pact.wish_end(True)
+        signals.received = "SIGTERM"
+        pact.look(step(1))
+        assert pact.agreed.stop
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            pact.end_if_stopped()
+        with pytest.raises(RunError, match="the loss of step 2 is nan"):
+            pact.look(step(2, loss=math.nan))
+
+
+def device(host: str, label: str, watts: float | None) -> Device:
+    telemetry = {} if watts is None else {"average_watts": watts, "meter": "NVML energy counter"}
+    return Device(host=host, name="x", label=label, telemetry=telemetry)
+
+
+def test_energy_of_several_devices_is_the_sum_of_their_own_meters():
+    energy = sum_energy([device("a", "cuda:0", 200.0), device("a", "cuda:1", 300.0)], 1000.0)
+    assert (energy.average_watts, energy.joules_per_image, energy.meter) == (500.0, 0.5, "NVML energy counter")
+    shared, lacking = [device("a", "cpu", 200.0)] * 2, [device("a", "cuda:0", 200.0), device("a", "cuda:1", None)]
+    for devices in (shared, lacking, [device("a", "cpu", None)]):
+        assert sum_energy(devices, 1000.0) is None
+
+
+TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]
+
+
+def losses(*settings: str) -> list[float]:
+    task = build_task(load_config("resnet50", settings=[*TINY, *settings]), CPU)
+    return [record.loss for record in train_steps(task, HostTimer(), num_steps=4)]
+
+
+def test_losses_are_those_of_the_seed_to_the_bit_and_of_both_layouts():
+    found = losses()
+    assert losses() == found != losses("seed=1")
+    assert abs(losses("engine.channels_last=false")[0] - found[0]) < 1e-4
+
+
+def test_building_applies_what_the_process_has_only_once():
+    threads = torch.get_num_threads()
+    config = load_config("resnet50", settings=[*TINY, "engine.deterministic=true"])
+    try:
+        build_task(config, CPU)
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        apply_process_settings(load_config("resnet50", settings=[*TINY, f"engine.threads={threads}"]))
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+
+def move(model: nn.Module, seed: int) -> None:
+    """Change weights and, by a forward pass, the batch norm's statistics and counter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+        model(torch.randn(5, 3, 2, 2, generator=generator))
+
+
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_average_is_the_recursion():
+    model, decay = build_model(), 0.5
+    average = WeightAverage(model, decay)
+    expected = {name: tensor.double() for name, tensor in copy_state(model).items()}
+    for step in range(12):
+        move(model, step)
+        average.update(step)
+        d = min(decay, (1 + step) / (10 + step))
+        for name, tensor in model.state_dict().items():
+            expected[name] = d * expected[name] + (1 - d) * tensor.double()
+    for name, tensor in average.tensors.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-6)
+    assert average.tensors["1.num_batches_tracked"] == 12
+    assert "1.running_var" in average.tensors
+
+
+def test_swapping_brings_the_trained_weights_back_bit_for_bit():
+    model = build_model()
+    average = WeightAverage(model, 0.9)
+    move(model, 1)
+    average.update(100)
+    with torch.no_grad():
+        model[3].weight[0, 0] = -0.0
+        model[3].bias[0] = float("nan")
+    trained = [parameter.detach().clone().view(torch.int32) for parameter in model.parameters()]
+    tensors = [id(parameter) for parameter in model.parameters()]
+    kept = {name: tensor.clone() for name, tensor in average.tensors.items()}
+    with average.swapped():
+        assert same(copy_state(model), kept)
+        move(model, 2)  # not even this stays
+    assert [id(parameter) for parameter in model.parameters()] == tensors
+    for parameter, bits in zip(model.parameters(), trained, strict=True):
+        assert torch.equal(parameter.detach().view(torch.int32), bits)
+    assert same(average.tensors, kept)
+
+
+def test_an_update_never_waits_for_the_device():
+    """Meta tensors have no content: reading one number of them would raise."""
+    average = WeightAverage(build_model().to("meta"), 0.9)
+    average.update(0)
+    assert all(tensor.is_meta for tensor in average.tensors.values())
+
+
+SMALL = ["data.image_size=64", "model.width=16"]
+
+
+def test_a_detector_begins_with_the_backbone_it_is_given(tmp_path: Path):
+    torch.manual_seed(7)
+    weights = build_resnet(18, width=16, num_classes=10).state_dict()
+    torch.save(weights, tmp_path / "r18.pth")
+    settings = [*SMALL, f"model.pretrained={tmp_path / 'r18.pth'}"]
+    model = seed_network(load_config("demo-detect", settings=settings), CPU)
+    for name, tensor in model.backbone.state_dict().items():
+        assert tensor.equal(weights[name]), name
+    plain = seed_network(load_config("demo-detect", settings=SMALL), CPU)
+    assert not plain.backbone.conv1.weight.equal(weights["conv1.weight"])
+    # The rest is drawn from the seed as without.
+    assert all(tensor.equal(plain.state_dict()[f"heads.{name}"]) for name, tensor in model.heads.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["gone.pth", "r34.pth"])
+def test_seed_network_needs_the_weights_of_its_network_only_where_a_run_begins(tmp_path: Path, name: str):
+    torch.save(build_resnet(34, width=16, num_classes=10).state_dict(), tmp_path / "r34.pth")
+    config = load_config("demo-detect", settings=[*SMALL, f"model.pretrained={tmp_path / name}"])
+    seed_network(config, CPU, begins=False)
+    with pytest.raises(TrainstoneError, match=name.replace(".", r"\.")):
+        seed_network(config, CPU)

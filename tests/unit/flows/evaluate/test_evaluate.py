@@ -1,0 +1,197 @@
+import itertools
+import math
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.builders.checkpoints import RUN_ID, make_checkpoint, make_config, make_network
+from support.builders.data_sets import make_set
+from support.builders.training_runs import make_config as make_small
+from support.processes.flows import LateTimer, drain, follow
+from support.processes.forked import run_ranks
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.engine.dataset import provide_data
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.evaluate import judge, judge_network
+from trainstone.engine.fit import count_step_work
+from trainstone.engine.loop import train_steps
+from trainstone.engine.network import build_network
+from trainstone.engine.task import Task, build_task
+from trainstone.errors import ConfigError
+from trainstone.flows import observation
+from trainstone.flows.evaluate.inference import infer_steps, run_inference
+from trainstone.flows.evaluate.load_weights import open_saved, resolve_config
+from trainstone.flows.evaluate.run import open_pictures, run_eval, tell_left_out
+from trainstone.flows.train.start import open_both
+from trainstone.machine.ranks import ALONE, read_rank
+from trainstone.machine.signals import StopSignals
+from trainstone.measure.clock import HostTimer, choose_timer
+from trainstone.measure.peaks import Peaks
+from trainstone.results.run_folder import create_run, read_result
+from trainstone.results.steps import read_columns
+from trainstone.workloads.classify import CLASSIFY
+from trainstone.workloads.workload import Scored
+
+CPU = torch.device("cpu")
+WORLD = World(ALONE, CPU)
+
+
+def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
+    """Evaluate as the command does; the first rank returns where."""
+    saved = open_saved(Path(checkpoint))
+    config = resolve_config(saved, None, ["device=cpu", "engine.threads=1", "loader.threads=1", *settings], {})
+    run = create_run(Path(out), "eval", config, "trainstone eval") if read_rank().number == 0 else None
+    drain(follow(lambda life: run_eval(life, saved), config, run))
+    return str(run.path) if run else None
+
+
+def test_the_result_says_quality_and_where_weights_come_from_and_three_ranks_count_as_one_does(tmp_path: Path):
+    checkpoint = make_checkpoint(tmp_path)
+    one = read_result(Path(str(evaluate_here(str(checkpoint), str(tmp_path)))))
+    assert (one.kind, one.status, one.quality.metric) == ("eval", "ok", "top1")
+    (ours,) = one.quality.history
+    assert (ours.step, ours.images, ours.epoch) == (12, 31, pytest.approx(2.4))
+    assert set(ours.metrics) == {"top1", "top5", "loss"}
+    assert one.quality.value == ours.metrics["top1"]
+    assert one.quality.parameters == sum(p.numel() for p in make_network(make_config()).parameters())
+    assert 0 < one.phases.eval_seconds <= one.phases.program_seconds
+    assert one.devices[0].label == "cpu"
+    assert one.machine
+    assert one.verdict.endswith(f"on 31 pictures (from step 12 of {RUN_ID})")
+    world = 3
+    answers = run_ranks(world, evaluate_here, tmp_path, str(checkpoint), str(tmp_path / "runs"))
+    assert answers[1:] == [None] * (world - 1)
+    many = read_result(Path(answers[0]))
+    assert (many.world.ranks, [device.rank for device in many.devices]) == (world, list(range(world)))
+    theirs = many.quality.history[0]
+    assert theirs.images == ours.images
+    assert theirs.metrics == {**ours.metrics, "loss": pytest.approx(ours.metrics["loss"], rel=1e-6)}
+    assert many.verdict == one.verdict
+
+
+def test_a_rest_left_out_is_told_and_not_taken_for_damaged_and_synthetic_data_cannot_be_judged_by():
+    config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_rest=true"])
+    opened = SimpleNamespace(source=range(50_000))
+    (found,) = tell_left_out(opened, 49_920, config)  # WMLCE's published accuracies are of so many
+    assert found.message == "80 pictures not judged: they fill no batch of 256 (eval.drop_rest)"
+    assert [one.message.split()[0] for one in tell_left_out(opened, 49_918, config)] == ["80", "2"]
+    with pytest.raises(ConfigError, match="no pictures to judge by") as refused:
+        open_pictures(make_config("data.source=synthetic"))
+    assert "--data DIR" in str(refused.value.hint)
+
+
+def finish(going: Generator[Any, None, Tensor | None], config: Config) -> Scored:
+    return CLASSIFY.finish_eval(config, open_both(config).validation, drain(going)[1])
+
+
+def provide(**changes: Any) -> Config:
+    config = make_small(**changes)
+    drain(provide_data(config))
+    return config
+
+
+def trained(config: Config, steps: int) -> Task:
+    task = build_task(config, CPU, open_both(config).training)
+    drain(train_steps(task, choose_timer(CPU), num_steps=steps))
+    return task
+
+
+def test_the_average_is_judged_where_there_is_one():
+    config = provide(train__ema=0.9)
+    task = trained(config, 3)
+    validation = open_both(config).validation
+    try:
+        averaged = finish(judge(task, config, validation, WORLD, StopSignals()), config)
+        plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
+        task.plain.load_state_dict(task.average.tensors)
+        again = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
+    finally:
+        task.close()
+    assert averaged == again
+    assert averaged.metrics["loss"] != plain.metrics["loss"]
+
+
+def test_the_size_of_a_batch_changes_no_count():
+    config = provide()
+    model, validation = build_network(config, CPU), open_both(config).validation
+    found = []
+    for size in (1, 7, 43, 64):
+        sized = config.model_copy(update={"eval": config.eval.model_copy(update={"batch_size": size})})
+        found.append(finish(judge_network(model, sized, CPU, validation, WORLD, StopSignals()), config))
+    assert {one.images for one in found} == {43}
+    assert len({(one.metrics["top1"], one.metrics["top5"]) for one in found}) == 1
+    losses = [one.metrics["loss"] for one in found]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
+    config = provide(train__ema=ema, eval__batch_size=1)
+    task, signals, seen = trained(config, 1), StopSignals(), []
+    try:
+        before = {name: tensor.clone() for name, tensor in task.plain.state_dict().items()}
+        going = judge(task, config, open_both(config).validation, WORLD, signals)
+        for progress in going:
+            seen.append(progress.images)
+            signals.received = "SIGTERM" if len(seen) == 3 else None
+        assert seen == [1, 2, 3]
+        assert all(tensor.equal(before[name]) for name, tensor in task.plain.state_dict().items())
+        assert task.plain.training
+    finally:
+        task.close()
+
+
+SYNTHETIC = ("data.source=synthetic", "train.precision=fp32")
+
+
+@pytest.mark.parametrize("kind", [HostTimer, LateTimer])
+def test_a_step_is_the_wait_and_the_forward_pass(kind):
+    config, ticks = make_config(*SYNTHETIC), itertools.count(0.0, 0.25)
+    timer = kind(now=lambda: next(ticks))
+    model = make_network(config).eval()
+    batches = itertools.repeat((torch.zeros(4, 32, 32, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)))
+    steps = list(itertools.islice(infer_steps(model, config, CPU, batches, timer, 0.0), 3))
+    assert [step.step for step in steps] == [0, 1, 2]
+    # now, begin, ready, end: four looks at the clock a step
+    assert [step.start_seconds for step in steps] == [0.0, 1.0, 2.0]
+    assert {(step.data_seconds, step.step_seconds, step.images) for step in steps} == {(0.25, 0.5, 4)}
+    assert all(math.isnan(step.loss) for step in steps)
+
+
+def test_only_the_forward_pass_is_counted():
+    config = make_config(*SYNTHETIC)
+    forward, both = count_step_work(config, 4, backward=False), count_step_work(config, 4)
+    assert both.flops / 4 < forward.flops < both.flops / 2
+    assert 0 < forward.bytes_moved < both.bytes_moved / 2
+
+
+@pytest.mark.parametrize("source", ["synthetic", "files"])
+def test_a_run_has_what_bench_has(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
+    saved = open_saved(make_checkpoint(tmp_path / "made"))
+    settings = ["device=cpu", "engine.threads=1", "loader.threads=1", "measure.iterations=9", f"data.source={source}"]
+    if source == "files":
+        settings.append(f"data.root={make_set(tmp_path / 'set', 'folder', count=6, val=6)}")
+    config = resolve_config(saved, None, settings, {})
+    run = create_run(tmp_path / "runs", "eval", config, "trainstone eval")
+    phases = [progress.phase for progress in follow(lambda life: run_inference(life, saved), config, run)]
+    assert phases.count("measuring") == 9
+    result = read_result(run.path)
+    assert (result.kind, result.status) == ("eval", "ok")
+    assert result.verdict.startswith("ResNet-18, inference: ")
+    assert result.throughput.images_per_second > 0
+    assert result.step_seconds.median > 0
+    assert result.noise.grade in "ABC"
+    assert result.devices[0].label == "cpu"
+    assert result.utilisation.mfu > 0
+    assert result.phases.train_seconds is None
+    assert result.phases.eval_seconds > 0
+    columns = read_columns(run.path / "steps-rank0000.csv")
+    assert list(columns["images"]) == [4] * 9
+    assert list(columns["step"]) == list(range(9))

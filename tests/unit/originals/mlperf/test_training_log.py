@@ -1,0 +1,346 @@
+"""mlperf.log as it is written: its sequence, epochs and blocks, the end in every way, and what a resumed run keeps."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from support.builders.mlperf_logs import BEGAN, IMAGENET, Clock, load_mlperf, open_made_log, write_closed_log
+from trainstone.config.schema import change_section
+from trainstone.engine.event_schedule import Cadence
+from trainstone.formats.mllog import Event, format_line, read_mllog
+from trainstone.machine.ranks import Rank
+from trainstone.models.resnet import build_resnet
+from trainstone.originals.mlperf.training_log import MlperfLog, check_division, read_whole
+from trainstone.results.schema.quality import Evaluation
+from trainstone.results.steps import StepRecord
+
+BATCH = 10
+SMALL = build_resnet(18, width=16, num_classes=2)
+USUAL = {"eval__every_epochs": 2, "eval__offset": 1, "stop__epochs": 6.0, "eval__target": 0.9}
+RunLog = Callable[..., MlperfLog]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> RunLog:
+    """A log of a run with 40 pictures, 4 steps an epoch, judged after epochs 2, 4, 6."""
+
+    def open_one(pictures: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
+        config = load_mlperf(**USUAL | changes)
+        cadence = Cadence(pictures, BATCH, config.eval, config.stop, config.checkpoint)
+        return open_made_log(tmp_path / "mlperf.log", config, 1, SMALL, cadence=cadence, clock=clock)
+
+    return open_one
+
+
+def make_steps(log: MlperfLog, first: int, end: int) -> None:
+    """Train from one step to before another, as to_target.py does it where nothing is due between."""
+    log.begin_steps(first)
+    for step in range(first, end):
+        log.step(StepRecord(step, 0, float(step), 0.0, 1.0, BATCH, 1.0, 0.1))
+
+
+def judge(log: MlperfLog, done: int, top1: float = 0.5) -> None:
+    log.begin_evaluation(done)
+    judged = Evaluation(epoch=1, step=done, seconds=1, eval_seconds=1, metrics={"top1": top1, "top5": 1.0}, images=40)
+    log.evaluation(judged)
+
+
+def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> None:
+    """Train epochs of four steps, counted from 1, and judge every second."""
+    for epoch in range(first, last + 1):
+        make_steps(log, 4 * epoch - 4, 4 * epoch)
+        if epoch % 2 == 0:
+            judge(log, 4 * epoch, top1)
+
+
+def read_body(path: Path) -> list[Event]:
+    """What follows the head."""
+    events = read_mllog(path)
+    return events[[event.key for event in events].index("eval_samples") + 1 :]
+
+
+def tell(events: list[Event]) -> list[tuple[str, object]]:
+    """Keys with the epochs they are about; speeds left out."""
+    wanted = ("epoch_num", "first_epoch_num", "status")
+    numbers = [next((event.metadata[name] for name in wanted if name in event.metadata), None) for event in events]
+    pairs = zip((event.key for event in events), numbers, strict=True)
+    return [pair for pair in pairs if pair[0] not in ("tracked_stats", "throughput")]
+
+
+def test_the_sequence_is_the_originals(tmp_path: Path):
+    write_closed_log(tmp_path / "a.log", seed=5, epochs=7)
+    events = read_mllog(tmp_path / "a.log")
+    keys = list(dict.fromkeys(event.key for event in events))
+    assert keys == [
+        "init_start",  # of the original the seventh
+        "submission_benchmark", "submission_org", "submission_division", "submission_status", "submission_platform",
+        "cache_clear", "seed", "model_bn_span", "weights_initialization", "init_stop",
+        "lars_opt_learning_rate_decay_poly_power", "lars_opt_end_learning_rate", "d_batch_size", "global_batch_size",
+        "gradient_accumulation_steps", "opt_name", "lars_epsilon", "lars_opt_weight_decay", "lars_opt_momentum",
+        "lars_opt_base_learning_rate", "lars_opt_learning_rate_warmup_epochs", "lars_opt_learning_rate_decay_steps",
+        "run_start", "train_samples", "eval_samples", "block_start", "epoch_start", "epoch_stop", "tracked_stats",
+        "throughput", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "run_stop",
+    ]  # fmt: skip
+    values = {event.key: event.value for event in events}
+    assert (values["seed"], values["submission_platform"]) == (5, "8xMade-up accelerator")
+    assert (values["model_bn_span"], values["train_samples"], values["eval_samples"]) == (408, 1281167, 50000)
+    assert sum(event.key == "weights_initialization" for event in events) == 161
+
+
+def test_epochs_blocks_and_evaluations_come_in_order(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        train_epochs(log, 1, 3)
+        train_epochs(log, 4, 4, top1=0.95)
+        log.finish("target_reached")
+    assert tell(read_body(tmp_path / "mlperf.log")) == [
+        ("block_start", 1), ("epoch_start", 1), ("epoch_stop", 1), ("epoch_start", 2), ("epoch_stop", 2),
+        ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1),
+        ("block_start", 3), ("epoch_start", 3), ("epoch_stop", 3), ("epoch_start", 4), ("epoch_stop", 4),
+        ("eval_start", 4), ("eval_stop", 4), ("eval_accuracy", 4), ("block_stop", 3), ("run_stop", "success"),
+    ]  # fmt: skip
+    blocks = [event for event in read_body(tmp_path / "mlperf.log") if event.key == "block_start"]
+    assert [event.metadata["epoch_count"] for event in blocks] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("defects", "pictures", "rate"), [(True, 1281167, 1281167 / 4), (False, 1281167, 10.0), (True, None, 10.0)]
+)
+def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
+    open_log: RunLog, tmp_path: Path, defects: bool, pictures: int | None, rate: float
+):
+    with open_log() as log:
+        log._config = change_section(load_mlperf(**USUAL, original_defects=defects), "schedule", pictures=pictures)
+        log.begin()
+        make_steps(log, 0, 4)
+    stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
+    assert (stats["tracked_stats"], stats["throughput"]) == ({"imgs_sec": rate}, rate)
+
+
+@pytest.mark.parametrize("end", ["target_missed", "interrupted", "ok", RuntimeError, KeyboardInterrupt])
+def test_a_run_that_did_not_reach_its_target_is_aborted(open_log: RunLog, tmp_path: Path, end):
+    with suppress(RuntimeError, KeyboardInterrupt), open_log() as log:
+        log.begin()
+        make_steps(log, 0, 3)
+        if not isinstance(end, str):
+            raise end
+        log.finish(end)
+    last = read_body(tmp_path / "mlperf.log")[-1]
+    ended = {RuntimeError: "failed", KeyboardInterrupt: "interrupted"}.get(end, end)
+    assert (last.key, last.metadata["status"], last.metadata["ended"]) == ("run_stop", "aborted", ended)
+
+
+@pytest.mark.parametrize(("status", "ended"), [("target_missed", True), ("ok", True), ("interrupted", False)])
+def test_a_block_that_is_not_judged_ends_with_the_run(open_log: RunLog, tmp_path: Path, status: str, ended: bool):
+    """The original judges in its rhythm alone, so its last epochs are not."""
+    with open_log(stop__epochs=3.0, eval__at_end=False) as log:
+        log.begin()
+        train_epochs(log, 1, 3)
+        log.finish(status)
+    body = read_body(tmp_path / "mlperf.log")
+    assert (("block_stop", 3) in tell(body)) is ended
+    assert [event.metadata["epoch_count"] for event in body if event.key == "block_start"] == [2, 1]
+
+
+def find_disorder(events: list[Event]) -> list[str]:
+    """What is wrong with epochs, blocks and evaluations of a run that came to its end."""
+    wrong, epochs, block, opened = [], [], None, None
+    for event in events:
+        number = event.metadata.get("epoch_num")
+        if event.key == "block_start":
+            first = event.metadata["first_epoch_num"]
+            block = range(first, first + event.metadata["epoch_count"])
+        elif event.key == "epoch_start":
+            wrong += [f"epoch {number} begins in {opened}, block {block}"] if opened or number not in block else []
+            opened = number
+        elif event.key == "epoch_stop":
+            wrong += [f"epoch {number} ends in {opened}"] if opened != number else []
+            opened = None
+            epochs.append(number)
+        elif event.key.startswith("eval_"):
+            wrong += [f"{event.key} of {number}, block {block}"] if number != block[-1] else []
+    return wrong + ([] if epochs == list(range(1, len(epochs) + 1)) else [f"epochs {epochs}"])
+
+
+def run_all(log: MlperfLog) -> None:
+    """As to_target.py does, to the end."""
+    cadence, done = log._cadence, 0
+    while done < cadence.last_step:
+        end = cadence.next_event(done)
+        make_steps(log, done, end)
+        done = end
+        if cadence.evaluates_after(done):
+            judge(log, done)
+    log.finish("target_missed")
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("pictures", [1, 3, 6, 7, 13, 25])
+def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
+    open_log: RunLog, tmp_path: Path, pictures: int, every: int
+):
+    judged = {"eval__every_epochs": every, "eval__offset": max(0, every - 2)}
+    with open_log(pictures, **judged) as log:
+        log.begin()
+        run_all(log)
+    body = read_body(tmp_path / "mlperf.log")
+    assert find_disorder(body) == []
+    last = [event.metadata["epoch_num"] for event in body if event.key == "epoch_stop"][-1]
+    assert last == log._cadence.last_step * BATCH // pictures >= 6
+
+
+def test_other_ranks_write_nothing(tmp_path: Path):
+    with open_made_log(None, load_mlperf(**USUAL), 2, SMALL) as log:
+        log.begin()
+        log.resume(4, judged=False)
+        train_epochs(log, 1, 2)
+        log.finish("ok")
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_before(open_log: RunLog, epochs: int = 3, status: str | None = "interrupted", **changes: object) -> None:
+    with open_log(**changes) as log:
+        log.begin()
+        train_epochs(log, 1, epochs)
+        if status:
+            log.finish(status)
+
+
+def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    write_before(open_log)
+    with open_log(clock=Clock(BEGAN + 5000)) as log:
+        log.resume(8, judged=True)
+        train_epochs(log, 3, 4, top1=0.95)
+        log.finish("target_reached")
+    body = read_body(path)
+    undisturbed = tell(body)
+    assert [key for key, _ in undisturbed].count("run_stop") == 1
+    assert undisturbed[-1] == ("run_stop", "success")
+    assert [number for key, number in undisturbed if key == "epoch_start"] == [1, 2, 3, 4]
+    assert [number for key, number in undisturbed if key == "block_start"] == [1, 3]
+    events = read_mllog(path)
+    assert [event.time_ms for event in events if event.key == "run_start"] == [int(BEGAN * 1000)]
+    assert events[-1].time_ms == int(BEGAN * 1000) + 5_000_000
+
+
+def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        make_steps(log, 0, 3)  # killed: nothing ends it
+        log._file.close()
+        log._file = None
+    with open_log() as log:
+        log.resume(2, judged=False)
+        make_steps(log, 2, 4)
+    assert tell(read_body(tmp_path / "mlperf.log")) == [
+        ("block_start", 1), ("epoch_start", 1), ("resumed", None), ("epoch_stop", 1),
+    ]  # fmt: skip
+
+
+def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    with open_log() as log:
+        log.begin()
+        train_epochs(log, 1, 2, top1=0.95)
+    whole = path.read_text()
+    lines = whole.splitlines(keepends=True)
+    for text in (whole, "".join(lines[:-1]), "".join(lines[:-2])):
+        path.write_text(text)
+        with open_log(clock=Clock(BEGAN + 9999)) as log:
+            log.resume(8, judged=True)
+            log.finish("target_reached")
+        body = read_body(path)
+        assert tell(body)[-1] == ("run_stop", "success")
+        assert body[-1].time_ms == body[-2].time_ms == int(BEGAN * 1000)  # not when somebody looked again
+
+
+def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    write_before(open_log)
+    before = path.read_bytes()
+    with suppress(RuntimeError), open_log() as log:
+        log.resume(8, judged=True)
+        log.begin_steps(8)
+        raise RuntimeError
+    assert path.read_bytes() == before
+
+
+def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
+    def find_resumed() -> list[tuple[int, int]]:
+        events = [event for event in read_body(tmp_path / "mlperf.log") if event.key == "resumed"]
+        return [(event.metadata["step"], event.time_ms // 1000 - int(BEGAN)) for event in events]
+
+    write_before(open_log, epochs=1)
+    with open_log(clock=Clock(BEGAN + 100)) as log:  # what it does is lost: no checkpoint
+        log.resume(4, judged=False)
+        make_steps(log, 4, 6)
+    assert find_resumed() == [(4, 100)]
+    with open_log(clock=Clock(BEGAN + 200)) as log:
+        log.resume(4, judged=False)
+        make_steps(log, 4, 8)
+    assert find_resumed() == [(4, 200)]
+    with open_log(clock=Clock(BEGAN + 300)) as log:  # makes up for an evaluation
+        log.resume(8, judged=False)
+        judge(log, 8)
+    for seconds in (400, 500):
+        with open_log(clock=Clock(BEGAN + seconds)) as log:
+            log.resume(8, judged=True)
+            make_steps(log, 8, 9)
+        assert find_resumed() == [(4, 200), (8, 300), (8, seconds)]
+    times = [event.time_ms for event in read_mllog(tmp_path / "mlperf.log")]
+    assert times == sorted(times)
+
+
+def test_new_and_changed_values_of_the_head_have_the_old_times(open_log: RunLog, tmp_path: Path):
+    write_before(open_log)
+    sgd = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
+    with open_log(clock=Clock(BEGAN + 7), **sgd, mlperf__org="another") as log:
+        log.resume(12, judged=False)
+        make_steps(log, 12, 13)
+    events = read_mllog(tmp_path / "mlperf.log")
+    times = [event.time_ms for event in events]
+    assert times == sorted(times)
+    head = {event.key: event for event in events}
+    assert head["submission_org"].value == "another"
+    assert head["submission_org"].time_ms == head["sgd_opt_momentum"].time_ms == int(BEGAN * 1000)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00" * 100, b":::MLLOG {", None])
+def test_a_log_that_is_lost_starts_again(
+    open_log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
+):
+    if damage is not None:
+        (tmp_path / "mlperf.log").write_bytes(damage)
+    with open_log() as log:
+        log.resume(8, judged=True)
+        train_epochs(log, 3, 4, top1=0.95)
+    keys = [event.key for event in read_mllog(tmp_path / "mlperf.log")]
+    assert keys.count("run_start") == keys.count("run_stop") == 1
+    assert "missing or damaged" in caplog.text
+
+
+def test_a_torn_last_line_is_dropped(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    write_before(open_log, epochs=2, status=None)
+    whole = read_whole(path)
+    with path.open("a") as file:
+        file.write(format_line(whole[-1])[:40])
+    assert read_whole(path) == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [
+        ({"mlperf__division": "closed", "eval__target": 0.5, "train__label_smoothing": 0.2}, ["not-closed"]),
+        ({"mlperf__division": "closed"}, []),
+        ({"eval__target": 0.5}, []),
+        ({"eval__target": 0.5, "mlperf__division": "open"}, []),
+    ],
+)
+def test_a_forced_division_that_breaks_the_rules_is_a_finding(changes: dict[str, object], codes: list[str]):
+    found = check_division(load_mlperf(**changes), IMAGENET, Rank(0, 8))
+    assert [one.code for one in found] == codes
+    assert all("train.label_smoothing = 0.2, not 0.1" in one.message for one in found)

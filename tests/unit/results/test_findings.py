@@ -1,0 +1,277 @@
+"""Findings, limits, sentences about runs and about loading: what is raised when, and what it says."""
+
+import re
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from support.builders.results import A100, HERE, make_feeding, make_point
+from support.processes.command import ROOT
+from trainstone.machine.noise import Noise
+from trainstone.results import findings, loader_speed
+from trainstone.results.compare_blocks import judge_exchange, tell_exchange
+from trainstone.results.schema import run as schema
+from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.step_summary import describe_preflight, find_limit, summarise_steps
+from trainstone.results.verdicts import write_data_verdict, write_verdict
+
+STEPS = schema.StepSeconds(
+    median=0.1, p5=0.1, p95=0.1, p99=0.1, mad=0.0, first=0.2, num_outliers=0, outlier_kind="none"
+)
+QUIET, BUSY = Noise(grade="A", reasons=()), Noise(grade="C", reasons=("busy",))
+FEW_FAULTS, MANY_FAULTS = (schema.Memory(page_faults_per_step=faults, allocator="x") for faults in (10, 1e5))
+
+
+def make_throughput(**changes: object) -> schema.Throughput:
+    values = {"images_per_second": 10.0, "ci95": (9.9, 10.1), "ci_covers": "within this run", "num_steps": 100}
+    return schema.Throughput.model_validate({**values, "steady": True, "steady_from_step": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "outliers", "codes"),
+    [
+        ({}, 0, []),
+        ({"ci95": None, "ci_covers": "not established: 3 steady steps, 50 needed"}, 0, ["few-steps"]),
+        ({"ci95": (9.0, 11.0)}, 0, ["wide-interval"]),
+        ({"steady": False, "trend_percent": 12.0}, 0, ["not-steady"]),
+        ({"steady": False}, 0, []),  # too few to judge
+        ({}, 9, ["outliers"]),
+    ],
+)
+def test_doubts_about_the_number(changes: dict, outliers: int, codes: list[str]):
+    steps = STEPS.model_copy(update={"num_outliers": outliers, "outlier_kind": "periodic"})
+    found = findings.check_throughput(make_throughput(**changes), steps)
+    assert [one.code for one in found] == codes
+    assert not outliers or "9 of 100 steady steps are outliers (periodic)" in found[0].message
+
+
+def test_limits_and_machine():
+    assert findings.check_limits(schema.Utilisation(mfu=0.4), 0.01, None) == []
+    found = findings.check_limits(schema.Utilisation(mfu=1.2), 0.3, "thermal")
+    assert [one.code for one in found] == ["data-bound", "throttled", "peak-exceeded"]
+    assert findings.check_machine(QUIET, FEW_FAULTS, keep_memory=True, threads=2, cores=2) == []
+    found = findings.check_machine(BUSY, MANY_FAULTS, keep_memory=True, threads=8, cores=2)
+    assert [one.code for one in found] == ["noisy-machine", "threads-exceed-cores", "page-faults"]
+
+
+def test_every_code_used_in_the_source_is_known():
+    texts = [path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "checks.py"]
+    own = (ROOT / "src/trainstone/results/findings.py").read_text()
+    given = {code for text in [*texts, own] for code in re.findall(r'finding\(\s*"([a-z-]+)"', text)}
+    assert given <= set(findings.CODES)
+    assert [
+        code for code in findings.CODES if code not in given and not any(f'"{code}"' in text for text in texts)
+    ] == []
+    assert findings.finding("few-steps", "x").hint == findings.CODES["few-steps"].hint
+    assert findings.finding("few-steps", "x", hint="y").hint == "y"
+
+
+def make_loader(**changes: object) -> schema.Loader:
+    values = {"images_per_second": 500.0, "synthetic_images_per_second": 400.0, "threads": 2, "pictures": 100}
+    return schema.Loader.model_validate({**values, "share_of_synthetic": 0.98, **changes})
+
+
+@pytest.mark.parametrize(("share", "data_share", "bound"), [(0.91, 0.09, False), (0.91, 0.11, True), (0.89, 0.0, True)])
+def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_share: float, bound: bool):
+    assert findings.is_data_bound(share, data_share) is bound
+
+
+@pytest.mark.parametrize(
+    ("changes", "data_share", "words"),
+    [
+        (
+            {"data_bound": True, "share_of_synthetic": 0.5},
+            0.48,
+            ["data-bound: 50 % of the speed", "waits 48 % of the time", "loader alone gives 500"],
+        ),
+        ({}, 0.01, ["not data-bound: 98 % of the speed"]),
+    ],
+)
+def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: list[str]):
+    told = findings.tell_feeding(make_loader(**changes), data_share)
+    assert all(word in told for word in words), told
+    assert findings.tell_feeding(make_loader(share_of_synthetic=None), data_share) == ""
+
+
+@pytest.mark.parametrize(
+    ("stages", "data_share", "hint"),
+    [
+        ({"read": 0.002, "decode": 0.001}, 0.5, "reading takes longest"),
+        ({"read": 0.001, "decode": 0.002}, 0.5, "loader.threads"),
+        ({}, 0.01, "loader.threads"),
+    ],
+)
+def test_findings_name_what_is_scarce_and_what_was_left_out(stages: dict, data_share: float, hint: str):
+    loader = make_loader(data_bound=True, skipped=7, skipped_pictures=3, stage_seconds_per_image=stages)
+    bound, skipped = findings.check_feeding(loader, data_share)
+    assert (bound.code, skipped.code) == ("data-bound", "pictures-skipped")
+    assert hint in bound.hint
+    assert "3 damaged pictures left out, 7 times in all" in skipped.message
+    assert findings.check_feeding(make_loader(), 0.0) == []
+
+
+SIZES = schema.Communication(gradient_bytes=102_000_000, bucket_bytes=25 * 2**20)
+DRIFTING = [[1.2 + n / 25, 1.01 + n / 25, 1.02 + n / 25, 1.23 + n / 25] for n in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "interval"),
+    [
+        ([DRIFTING], 0.2, (0.2, 0.2)),  # what drifts evenly is no exchange
+        ([[[1.5, 0.9, 0.9, 1.5]] * 2, [[1.5, 1.4, 1.4, 1.5]] * 2], 0.1, None),  # nor is a slower rank; two rounds
+        ([[[1.1, 1.0, 1.0, 1.1], [1.1, 1.0, 1.0, 1.1], [9.0, 1.0, 1.0, 9.0]]], 0.1, None),  # one disturbed round
+        ([[[1.0, 1.1, 1.1, 1.0]] * 2], -0.1, None),  # noise is larger
+    ],
+)
+def test_the_exchange_costs_what_steps_are_longer_with_it(ranks: list, seconds: float, interval: tuple | None):
+    told = judge_exchange(SIZES, ranks)
+    assert told.exposed_seconds == pytest.approx(seconds)
+    assert told.exposed_ci95 == (pytest.approx(interval) if interval else None)
+    if interval:
+        assert told.share == pytest.approx(0.2 / 1.335)
+
+
+@pytest.mark.parametrize(
+    ("cost", "interval", "told"),
+    [
+        (None, None, "what it costs was not measured"),
+        (-0.1, None, "it costs less than the noise"),
+        (0.01, (-0.01, 0.03), "it costs less than the noise (at most 30 ms)"),
+        (0.031, (0.03, 0.032), "it makes a step 31 ms longer (30 ms … 32 ms), 8.1 % of it"),
+    ],
+)
+def test_the_exchange_is_told_with_its_interval(cost: float | None, interval: tuple | None, told: str):
+    share = None if cost is None else 0.081
+    values = {"exposed_seconds": cost, "exposed_ci95": interval, "share": share}
+    assert tell_exchange(SIZES.model_copy(update=values)) == f"97.3 MiB of gradients a step; {told}"
+
+
+def columns(seconds: np.ndarray, *, wait: float = 0.0) -> dict[str, np.ndarray]:
+    n = len(seconds)
+    return {"step_seconds": seconds, "images": np.full(n, 4.0), "data_seconds": np.full(n, wait)}
+
+
+def noisy(n: int, level: float) -> np.ndarray:
+    return level * (1 + 0.01 * np.random.default_rng(0).standard_normal(n))
+
+
+def test_warm_up_is_left_out_and_told_apart():
+    seconds = np.concatenate([[10.0, 3.0, 1.5], noisy(200, 0.5)])
+    summary = summarise_steps(columns(seconds), compiled=True)
+    assert 3 <= summary.throughput.steady_from_step <= 30
+    assert summary.throughput.images_per_second == pytest.approx(8.0, rel=0.01)
+    assert summary.step_seconds.first == 10.0
+    assert summary.phases.compile_seconds == pytest.approx(9.5, abs=0.02)
+    assert summary.phases.train_seconds == pytest.approx(seconds.sum())
+
+
+def test_data_wait_is_a_share_of_the_window():
+    summary = summarise_steps(columns(noisy(100, 0.5), wait=0.1), compiled=False)
+    assert summary.data_share == pytest.approx(0.2, rel=0.01)
+    assert summary.phases.data_wait_seconds == pytest.approx(10.0)
+    assert summary.phases.compile_seconds is None
+
+
+def make_utilisation(compute: float, memory: float) -> schema.Utilisation:
+    return schema.Utilisation(mfu=0.38, roofline_compute_seconds=compute, roofline_memory_seconds=memory)
+
+
+COMPUTE, MEMORY, UNKNOWN = make_utilisation(2.0, 1.0), make_utilisation(1.0, 2.0), schema.Utilisation()
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "seen", "limit"),
+    [
+        (COMPUTE, {"data_bound": True}, "data"),
+        (COMPUTE, {"throttled": "thermal"}, "throttling"),
+        (COMPUTE, {"busy_percent": 40.0}, "the host (the device is idle part of the time)"),
+        (COMPUTE, {}, "compute"),
+        (MEMORY, {"busy_percent": 99.0}, "memory bandwidth"),
+        (UNKNOWN, {}, "unknown"),
+    ],
+)
+def test_limits_in_their_order(utilisation: schema.Utilisation, seen: dict, limit: str):
+    asked = {"data_bound": False, "busy_percent": None, "throttled": None} | seen
+    assert find_limit(utilisation, **asked) == limit
+
+
+def test_the_verdict_reads_as_a_sentence():
+    window = {"steady": True, "steady_from_step": 3, "num_steps": 80, "ci_covers": "within this run"}
+    throughput = schema.Throughput(images_per_second=4.9, ci95=(4.85, 4.95), **window)
+    utilisation = make_utilisation(2, 1).model_copy(update={"mfu": 0.68, "limit": "compute"})
+    noise = Noise(grade="B", reasons=())
+    verdict = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32")
+    assert verdict == (
+        "ResNet-50: 4.9 images/s ± 1.0 % (95 %, within this run); 68 % of this CPU's measured fp32 peak; "
+        "limited by compute; noise grade B"
+    )
+    of_two = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32", ranks=2)
+    assert "images/s on 2 ranks ± 1.0 % (95 %, within this run); 68 % of the first CPU's" in of_two
+
+
+def test_too_few_steps_to_judge_are_not_called_drifting():
+    few = summarise_steps(columns(np.full(10, 0.5)), compiled=False)
+    assert not few.throughput.steady
+    assert not few.drifting
+    drifting = summarise_steps(columns(np.linspace(0.5, 0.6, 200)), compiled=False)
+    assert drifting.drifting
+
+
+def test_describe_preflight_names_hosts_interface_and_largest_all_reduce():
+    hosts = [schema.Host(host=name, ranks=ranks, interface="eth0") for name, ranks in (("n1", [0, 1]), ("n2", [2, 3]))]
+    timed = schema.AllReduce(bytes=[1024, 2**24], seconds=[1e-4, 0.012], bytes_per_second=2**24 / 0.012)
+    preflight = schema.Preflight(meeting="n1:20123", backend="gloo", seconds=1.0, hosts=hosts, all_reduce=timed)
+    line = "4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms"
+    assert describe_preflight(preflight) == line
+
+
+@pytest.mark.parametrize("changes", [{"points": []}, {"cores": 0}, {"pictures": -1}, {"picture_bytes": float("nan")}])
+def test_feeding_survives_json_and_refuses_impossible_values(changes: dict[str, object]):
+    feeding = make_feeding(demand=A100)
+    assert Feeding.model_validate_json(feeding.model_dump_json()) == feeding
+    with pytest.raises(ValidationError):
+        Feeding(**{**feeding.model_dump(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("rate", "threads", "busy", "cores", "per_core"),
+    [(1200, 2, None, 4, 600), (1200, 2, 1.5, 4, 800), (9600, 32, 30.0, 16, 600), (9600, 32, None, 16, 600)],
+)
+def test_rate_per_core_counts_busy_cores(rate: float, threads: int, busy: float | None, cores: int, per_core: float):
+    assert loader_speed.rate_per_core(rate, threads, busy, cores) == per_core
+
+
+def test_best_point_is_the_fastest_and_cores_needed_uses_most_threads():
+    points = [make_point(1, 600, cores=8), make_point(4, 2000, cores=8), make_point(8, 1600, cores=8)]
+    feeding = make_feeding(points, cores=8, demand=A100)
+    assert loader_speed.best_point(feeding).threads == 4
+    assert loader_speed.cores_needed(feeding) == 100  # at 1600 / 8 a core, not at 2000 / 4
+    assert loader_speed.cores_needed(make_feeding()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"stages": []}, ["1,190 images/s with 2 threads on 2 cores (595 a core)"]),
+        ({}, ["1,190 images/s", "decoding takes 78 % of the time"]),
+        ({"points": [make_point(2, 1190, 1.2)]}, ["only 1.2 of 2 cores busy"]),
+        ({"demand": A100}, ["ResNet-50 on 8 x NVIDIA A100 takes 20,000 images/s", "34 cores; 2 here do not reach"]),
+        ({"demand": HERE}, ["ResNet-50 on this CPU takes 5.1 images/s", "0.01 cores; 2 here, which also train, reach"]),
+    ],
+)
+def test_data_verdict_has_what_is_known(changes: dict[str, object], parts: list[str]):
+    verdict = write_data_verdict(make_feeding(**changes), "ResNet-50")
+    assert [part for part in parts if part not in verdict] == []
+    assert ("busy" in verdict) == ("points" in changes)
+
+
+def test_intervals_are_described_or_why_there_is_none():
+    one, two = make_point(1, 600), make_point(2, 1190, ci95=None, ci_covers="not established: 3 batches")
+    assert len(loader_speed.describe_covers(make_feeding([one, one]))) == 1
+    assert len(loader_speed.describe_covers(make_feeding([one, two]))) == 2
+
+
+@pytest.mark.parametrize(("cores", "text"), [(33.6, "34"), (34.0, "34"), (3.31, "3.31"), (1e-9, "0.01")])
+def test_cores_are_rounded_up(cores: float, text: str):
+    assert loader_speed.format_cores(cores) == text
