@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainstone.results.coco_metrics import BoxScores, Found, Truth, score_boxes
+from trainstone.results.coco_metrics import BoxScores, Detections, Truth, score_boxes
 
 MIN_RATIO = 20.0
 NUM_CLASSES = 80
@@ -33,7 +33,7 @@ FOUND_A_PICTURE = 200
 WIDTH, HEIGHT = 640.0, 480.0
 
 
-def make_boxes(num_pictures: int, seed: int = 0) -> tuple[Truth, Found]:
+def make_boxes(num_pictures: int, seed: int = 0) -> tuple[Truth, Detections]:
     """Draw true boxes and what a detector of middling quality would find."""
     random = np.random.default_rng(seed)
     shares = 1.0 / np.arange(1, NUM_CLASSES + 1)
@@ -52,7 +52,7 @@ def _draw_edges(random: np.random.Generator, count: int) -> np.ndarray:
     return np.hstack((corner, corner + sides))
 
 
-def _find_some(random: np.random.Generator, truth: Truth, num_pictures: int, shares: np.ndarray) -> Found:
+def _find_some(random: np.random.Generator, truth: Truth, num_pictures: int, shares: np.ndarray) -> Detections:
     """Several boxes near each true one, some of another class; then anywhere until each picture has its number."""
     near = np.repeat(np.arange(len(truth.picture)), 6)
     sides = (truth.edges[:, 2:] - truth.edges[:, :2])[near]
@@ -63,7 +63,7 @@ def _find_some(random: np.random.Generator, truth: Truth, num_pictures: int, sha
     score = quality * random.random(len(near))
     missing = np.maximum(0, FOUND_A_PICTURE - np.bincount(truth.picture[near], minlength=num_pictures))
     anywhere = np.repeat(np.arange(num_pictures), missing)
-    return Found(
+    return Detections(
         np.concatenate((truth.picture[near], anywhere)),
         np.concatenate((label, random.choice(NUM_CLASSES, size=len(anywhere), p=shares))),
         np.vstack((truth.edges[near] + noise, _draw_edges(random, len(anywhere)))),
@@ -95,7 +95,7 @@ def _sides(edges: np.ndarray) -> np.ndarray:
     return np.hstack((edges[:, :2], edges[:, 2:] - edges[:, :2]))
 
 
-def run_pycocotools(truth: Truth, found: Found, num_pictures: int) -> np.ndarray:
+def run_pycocotools(truth: Truth, found: Detections, num_pictures: int) -> np.ndarray:
     """Score by pycocotools from arrays."""
     from pycocotools.coco import COCO
 
@@ -116,7 +116,7 @@ def _summarise(truth: Any, found: Any) -> np.ndarray:
     return np.asarray(evaluation.stats)
 
 
-def time_json(truth: Truth, found: Found, num_pictures: int) -> float:
+def time_json(truth: Truth, found: Detections, num_pictures: int) -> float:
     """Return how long pycocotools reads the same boxes from two JSON files."""
     from pycocotools.coco import COCO
 

@@ -32,7 +32,7 @@ from trainstone.flows.lifecycle import lifecycle
 from trainstone.flows.observation import observe, open_recorder
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.signals import StopSignals
-from trainstone.measure.flops import Work
+from trainstone.measure.flops import StepWork
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import create_run
 
@@ -47,7 +47,7 @@ def measured_steps(task: Task) -> Iterator[Iterator[Progress]]:
     """All that bench does while it measures, step by step, except drawing."""
     measure = MeasureConfig(seconds=1e6, half_width=1e-9)
     config = load_config("resnet50", settings=["device=cpu"])
-    fitted = Fitted(config, CPU, Work(0, 0, (), 0, ()), ())
+    fitted = Fitted(config, CPU, StepWork(0, 0, (), 0, ()), ())
     with tempfile.TemporaryDirectory() as folder, StopSignals() as signals:
         run = create_run(Path(folder), "bench", config, "benchmarks/overhead.py")
         with lifecycle(config, run, signals) as life:

@@ -141,7 +141,7 @@ def make_trace(path: Path, num_bytes: int) -> None:
 
 def run_ours(path: Path) -> float:
     """Return the sum of the kernels in seconds."""
-    from trainstone.trace.timeline import analyse_trace
+    from trainstone.trace.breakdown import analyse_trace
 
     return sum(step.kernel_seconds for step in analyse_trace(path).timeline.steps)
 
@@ -164,7 +164,7 @@ def serve(side: str, path: Path) -> None:
         import hta.trace_analysis  # noqa: F401
     else:
         sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
-        import trainstone.trace.timeline  # noqa: F401
+        import trainstone.trace.breakdown  # noqa: F401
     begin, cpu_begin = time.perf_counter(), time.process_time()
     kernel_seconds = run_hta(path) if side == "hta" else run_ours(path)
     end, cpu_seconds = time.perf_counter(), time.process_time() - cpu_begin

@@ -1,4 +1,4 @@
-"""The rules of the layout that a machine can check, from one parse of the source: order of packages, cycles, sizes, names.
+"""Rules of the layout that a machine can check, from one parse of the source: package order, cycles, sizes, names.
 
 docs/architecture.md says why each rule is there.
 """

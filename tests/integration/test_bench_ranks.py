@@ -10,7 +10,7 @@ from support.processes.command import find_run, narrow_arguments
 from support.processes.forked import Child, Nursery, wait_until
 from trainstone.results.run_folder import read_result
 from trainstone.results.steps import Columns, read_columns
-from trainstone.trace.timeline import analyse_trace
+from trainstone.trace.breakdown import analyse_trace
 
 SMALL = ("engine.keep_memory=false", "train.batch_size=4")
 

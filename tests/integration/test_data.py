@@ -15,7 +15,7 @@ from support.builders.archives import make_tar, read_files, write_files
 from support.builders.raw_data_sets import pack_image
 from support.processes.forked import wait_until
 from trainstone.data.storage.tfrecord import TFRecordShard
-from trainstone.data.synthetic.dataset import GeneratedSource
+from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.formats.recordio import ImageRecord
 
 # Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.

@@ -13,7 +13,7 @@ from support.builders.damage import real_data
 from support.builders.raw_data_sets import CMYK, SCENES, draw_scenes, label_by_folder, read_all
 from support.processes.peers import ask_peer, find_peer, run_peer
 from trainstone.data.image.decode import decode
-from trainstone.data.synthetic.dataset import GeneratedSource
+from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.formats.recordio import read_list
 
 Make = Callable[..., Path]

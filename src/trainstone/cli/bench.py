@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_plan
+from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
@@ -77,7 +77,7 @@ def bench(
 
         return (yield from run_bench(life, strict=strict))
 
-    execute("bench", config, flow, Options(out, as_json, quiet))
+    execute("bench", config, flow, RunOptions(out, as_json, quiet))
 
 
 def load_other(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, Options, ProgressStream, execute
+from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute
 from trainstone.cli.render.output import interruptible, print_json
 from trainstone.errors import EXIT_GATE, ConfigError
 from trainstone.machine.allocator import keep_small_memory
@@ -23,8 +23,8 @@ from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
-    from trainstone.data.shard_plan import Plan
-    from trainstone.data.verify import Findings
+    from trainstone.data.shard_plan import DataSetPlan
+    from trainstone.data.verify import VerifyFindings
     from trainstone.results.schema.dataset import DatasetSummary, SplitSummary
 
 app = typer.Typer(name="data", help="Prepare, convert, check, show and generate data sets.", no_args_is_help=True)
@@ -106,7 +106,7 @@ def bench(
         given = Demand(device="", devices=1, images_per_second=demand, how="given") if demand is not None else None
         return (yield from run_data_bench(life, counts, seconds, given))
 
-    execute("data", config, flow, Options(out, as_json, quiet))
+    execute("data", config, flow, RunOptions(out, as_json, quiet))
 
 
 @app.command()
@@ -220,7 +220,7 @@ def make(
     quiet: options.Quiet = 0,
 ) -> None:
     """Generate pictures that a network can learn from: shapes, textures, scenes; as real JPEGs."""
-    from trainstone.data.synthetic.dataset import GeneratedSource, plan_stored
+    from trainstone.data.synthetic.generated import GeneratedSource, plan_stored
 
     start_work(quiet)
     width, height = parse_size(size or ("96" if kind == "classify" else "300"))
@@ -283,7 +283,7 @@ def verify(
     rank = read_rank()
     manifest = read_manifest(path) if path.is_dir() else None
     found = open_dataset(path, classes=False)
-    findings = checks.Findings()
+    findings = checks.VerifyFindings()
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible(""):
         for findings in checks.verify(found, count_workers(workers), manifest, path, rank):
             line.show_work("checking", findings.records, None, "pictures", findings.bytes)
@@ -355,7 +355,7 @@ def refuse_inside(source: Path, target: Path) -> None:
         raise ConfigError(f"{target} lies inside {source}", hint="write beside it, not into it")
 
 
-def run_plan(plan: "Plan", target: Path, workers: int | None, *, as_json: bool, quiet: int) -> None:
+def run_plan(plan: "DataSetPlan", target: Path, workers: int | None, *, as_json: bool, quiet: int) -> None:
     from trainstone.cli.render.progress import ProgressLine
     from trainstone.data.prepare import prepare
 
@@ -401,7 +401,7 @@ def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
     print(f"next      trainstone data verify {printable(str(target))}")
 
 
-def print_findings(path: Path, storage: str, findings: "Findings", *, as_json: bool) -> None:
+def print_findings(path: Path, storage: str, findings: "VerifyFindings", *, as_json: bool) -> None:
     stale = [str(index) for index in findings.stale]
     if as_json:
         bad = [

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, Options, ProgressStream, execute
+from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute
 from trainstone.cli.render.output import print_json
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
@@ -50,7 +50,7 @@ def doctor(
 
         return (yield from run_same_twice(life, outcome))
 
-    execute(None, config, flow, Options(quiet=quiet), show=lambda: print_floor(outcome, as_json=as_json))
+    execute(None, config, flow, RunOptions(quiet=quiet), show=lambda: print_floor(outcome, as_json=as_json))
 
 
 def print_checks(out: Path, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_resolved
+from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute, print_resolved
 from trainstone.cli.render.output import print_json, print_stderr
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.allocator import restart_keeping_memory
@@ -80,7 +80,7 @@ def evaluate(
     elif mode == "predict":
         predict_here(config, saved, images, top, as_json=as_json)
     else:
-        evaluate_run(config, saved, mode, Options(out, as_json, quiet))
+        evaluate_run(config, saved, mode, RunOptions(out, as_json, quiet))
 
 
 def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | None) -> str:
@@ -125,7 +125,7 @@ def open_requested(
         return saved, config
 
 
-def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> None:
+def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: RunOptions) -> None:
     if mode == "bench":
         options.refuse_ranks("eval --bench")
         if config.engine.keep_memory:

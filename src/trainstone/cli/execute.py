@@ -37,7 +37,7 @@ Flow = Callable[[Life], "ProgressStream | Generator[str, None, int]"]
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What the shared flags of a command say about its output."""
 
     out: Path = Path("runs")
@@ -49,7 +49,7 @@ class Options:
 
 
 def execute(
-    kind: "Kind | None", config: "Config", flow: Flow, options: Options, show: "Callable[[], None] | None" = None
+    kind: "Kind | None", config: "Config", flow: Flow, options: RunOptions, show: "Callable[[], None] | None" = None
 ) -> NoReturn:
     """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
     from trainstone.cli.render.progress import ProgressLine
@@ -88,7 +88,7 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
 
 
 @contextmanager
-def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunFolder]":
+def open_run(kind: "Kind", config: "Config", options: RunOptions) -> "Iterator[RunFolder]":
     """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
     from trainstone.results.run_folder import create_run, lock_run, read_result, reopen_run
 

@@ -12,7 +12,7 @@ import typer
 
 from trainstone import errors
 from trainstone.cli import options as shared
-from trainstone.cli.execute import Options, execute, print_run
+from trainstone.cli.execute import RunOptions, execute, print_run
 from trainstone.cli.render.output import print_json, print_stderr
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, ConfigError, LaunchError, TrainstoneError
 from trainstone.files import write_atomically
@@ -21,10 +21,10 @@ from trainstone.text import printable, printable_lines
 from trainstone.units import format_rate
 
 if TYPE_CHECKING:
-    from trainstone.launch.slurm import Options as SlurmOptions
+    from trainstone.launch.slurm import SlurmOptions
     from trainstone.launch.verb import Verb
     from trainstone.machine.signals import StopSignals
-    from trainstone.machine.supervisor import Plan
+    from trainstone.machine.supervisor import LaunchPlan
 
 End = TypeVar("End")
 Follow = Callable[[str], Generator[str, None, End]]
@@ -109,7 +109,7 @@ def mpi(
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
-    options = mpi.Options(ranks, host, hostfile, container, max_restarts, mpirun)
+    options = mpi.MpiOptions(ranks, host, hostfile, container, max_restarts, mpirun)
     plan = partial(mpi.plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
     planned = plan(verb.out.absolute() / "RUN")
     if not (dry_run or verb.dry_run):
@@ -153,7 +153,7 @@ def slurm(
     from trainstone.launch.verb import prepare_folder, read_verb
 
     lines, more = tuple(prologue), tuple(sbatch)
-    options = engine.Options(
+    options = engine.SlurmOptions(
         nodes, ranks_per_node, partition, limit, account, gres, container, requeue, lines, more, max_restarts
     )
     verb = read_verb(words or [], system=system, ranks=1 if words and words[0] in ALONE_VERBS else None)
@@ -246,7 +246,7 @@ def print_product(verb: "Verb", document: dict[str, Any], text: str) -> None:
         print(text, end="")
 
 
-def run_launch(plan_in: "Callable[[Path], Plan]", verb: "Verb", *, dry_run: bool, verbose: bool) -> None:
+def run_launch(plan_in: "Callable[[Path], LaunchPlan]", verb: "Verb", *, dry_run: bool, verbose: bool) -> None:
     """Run it, show what came of it, and leave with the run's exit code; or print what would be run."""
     from trainstone.launch.verb import prepare_folder
     from trainstone.machine.supervisor import write_script
@@ -263,10 +263,10 @@ def run_launch(plan_in: "Callable[[Path], Plan]", verb: "Verb", *, dry_run: bool
     if verbose:
         print(printable_lines(write_script(plan)), end="", file=sys.stderr)
     show = partial(show_result, run, as_json=verb.as_json)
-    execute(None, verb.config, lambda life: run_attempts(plan, run, life.signals), Options(quiet=verb.quiet), show)
+    execute(None, verb.config, lambda life: run_attempts(plan, run, life.signals), RunOptions(quiet=verb.quiet), show)
 
 
-def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[str, None, int]":
+def run_attempts(plan: "LaunchPlan", run: Path, signals: "StopSignals") -> "Generator[str, None, int]":
     """Start the engine, again where that may help after a rank failed; return the run's exit code."""
     from trainstone.launch.failure_report import settle
     from trainstone.machine.launch_protocol import LAUNCH, forget_attempt

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_plan
+from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
@@ -73,4 +73,4 @@ def profile(
             yield from add_cores(life)
         return status
 
-    execute("profile", config, flow, Options(out, as_json, quiet))
+    execute("profile", config, flow, RunOptions(out, as_json, quiet))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, execute, find_begun, print_resolved
+from trainstone.cli.execute import RunOptions, execute, find_begun, print_resolved
 from trainstone.cli.render.output import print_stderr
 from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.launch_protocol import launch_name
 
 if TYPE_CHECKING:
-    from trainstone.flows.sweep.plan import Plan
+    from trainstone.flows.sweep.plan import SweepPlan
 
 RUNS = Path("runs")
 Over = Annotated[
@@ -94,7 +94,7 @@ def sweep(
     if resume and not quiet:
         done = len(plan.points) - len(find_due(resume, read_result(resume), plan))
         print_stderr(f"resuming {resume}: {done} of {len(plan.points)} points are done")
-    execute("sweep", plan.config, lambda life: run_sweep(life, plan), Options(out, as_json, quiet, resume))
+    execute("sweep", plan.config, lambda life: run_sweep(life, plan), RunOptions(out, as_json, quiet, resume))
 
 
 def find_begun_sweep() -> Path | None:
@@ -132,7 +132,7 @@ def check_resumed(path: Path, changes: list[Any]) -> None:
         )
 
 
-def print_plan(plan: "Plan", path: Path | None, out: Path, *, as_json: bool) -> None:
+def print_plan(plan: "SweepPlan", path: Path | None, out: Path, *, as_json: bool) -> None:
     """--dry-run: what is to be run, in its order and by which commands; of a resumed sweep only the rest."""
     from trainstone.flows.sweep.run import find_due, list_due, make_command
     from trainstone.results.run_folder import read_result

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, Options, ProgressStream, execute, exit_code, find_begun, print_plan, show_run
+from trainstone.cli.execute import (
+    Life,
+    ProgressStream,
+    RunOptions,
+    execute,
+    exit_code,
+    find_begun,
+    print_plan,
+    show_run,
+)
 from trainstone.cli.render.output import print_stderr
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import read_rank
@@ -73,7 +82,7 @@ def train(
     if resume and not changed:
         show_if_over(resume, config.stop, as_json=as_json, require_target=require_target)
     flow = partial(run_flow, repeated=repeated, strict=strict, resume=resume is not None)
-    execute("train", config, flow, Options(out, as_json, quiet, resume, require_target))
+    execute("train", config, flow, RunOptions(out, as_json, quiet, resume, require_target))
 
 
 def run_flow(life: Life, *, repeated: "Repeated | None", strict: bool, resume: bool) -> ProgressStream:

@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainstone.config.schema import Config, Section, System
+from trainstone.config.schema import Config, ConfigSection, System
 from trainstone.errors import ConfigError
 
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -168,7 +168,7 @@ def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple
     """Every key with its type in words, default and documentation, in the order of the schema."""
     rows: list[tuple[str, str, Any, str]] = []
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
             rows += list_keys(field.annotation, f"{prefix}{name}.")
         else:
             default = None if field.is_required() else field.default

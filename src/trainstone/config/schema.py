@@ -43,7 +43,7 @@ Epochs = Annotated[tuple[float, ...], Field(strict=False), AfterValidator(check_
 Adapted = Annotated[tuple[Literal["batch_size", "precision"], ...], Field(strict=False)]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """Strict (no text where a number belongs), frozen, no unknown keys.
 
     A key that is a word of Python has a _ behind it here, and nowhere else: eval.async is EvalConfig.async_.
@@ -60,7 +60,7 @@ class Section(BaseModel):
     )
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     """The network."""
 
     name: Literal["resnet", "ssd"] = "resnet"
@@ -98,7 +98,7 @@ class ModelConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """What is fed."""
 
     source: Literal["synthetic", "files", "generated"] = "synthetic"
@@ -135,7 +135,7 @@ class DataConfig(Section):
         return self
 
 
-class AugmentConfig(Section):
+class AugmentConfig(ConfigSection):
     """What is done to a picture before it is trained on, or validated with."""
 
     crop: Literal["area", "boxes", "overlap", "centre", "whole"] = "area"
@@ -183,7 +183,7 @@ class AugmentConfig(Section):
     c = 123.68 116.78 103.94. wmlce_dali: (x - (121, 115, 100)) / (70, 68, 71)."""
 
 
-class LoaderConfig(Section):
+class LoaderConfig(ConfigSection):
     """How pictures come from files into batches: may change speed, not which pictures (decode and shrink: a little)."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
@@ -206,7 +206,7 @@ class LoaderConfig(Section):
     does not divide among the ranks is left out."""
 
 
-class DetectConfig(Section):
+class DetectConfig(ConfigSection):
     """Boxes: how a network learns them, and which of them it gives out."""
 
     match_overlap: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -226,7 +226,7 @@ class DetectConfig(Section):
     """Count a box from 10 to 20 as 11 pixels wide in evaluation, as the original SSD did. COCO: 10."""
 
 
-class TrainConfig(Section):
+class TrainConfig(ConfigSection):
     """The arithmetic of a step."""
 
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -253,7 +253,7 @@ class TrainConfig(Section):
     exported weights are the average's. 0: off."""
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(ConfigSection):
     """How weights move."""
 
     name: Literal["sgd", "lars"] = "sgd"
@@ -283,7 +283,7 @@ class OptimizerConfig(Section):
     """LARS: keeps the quotient finite."""
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(ConfigSection):
     """The learning rate over time."""
 
     name: Literal["constant", "polynomial", "cosine", "steps"] = "constant"
@@ -315,7 +315,7 @@ class ScheduleConfig(Section):
     """Pictures of an epoch, for the rate alone. Absent: what an epoch really has."""
 
 
-class EvalConfig(Section):
+class EvalConfig(ConfigSection):
     """When and how the validation pictures are judged."""
 
     metric: Literal["top1", "top5", "map", "map50"] = "top1"
@@ -346,7 +346,7 @@ class EvalConfig(Section):
         return self
 
 
-class StopConfig(Section):
+class StopConfig(ConfigSection):
     """When training ends, target or not; the first that is true counts."""
 
     epochs: Annotated[float, Field(gt=0)] = 90.0
@@ -357,7 +357,7 @@ class StopConfig(Section):
     """Time on the run's clock, evaluation and checkpoints included (`train --seconds`). 0: no limit."""
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(ConfigSection):
     """What is kept of a training run so that it can go on."""
 
     every_epochs: Annotated[float, Field(ge=0)] = 1.0
@@ -372,7 +372,7 @@ class CheckpointConfig(Section):
     """Keep the one with the best metric, too: checkpoints/best.safetensors."""
 
 
-class ParallelConfig(Section):
+class ParallelConfig(ConfigSection):
     """Many ranks: how gradients are averaged and batch norm is shared."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
@@ -393,7 +393,7 @@ class ParallelConfig(Section):
     """Network interface of the traffic between hosts. Absent: the one that leads to the first rank's host."""
 
 
-class TrackingConfig(Section):
+class TrackingConfig(ConfigSection):
     """Other places to write the curves to (extra `tracking`)."""
 
     tensorboard: bool = False
@@ -402,7 +402,7 @@ class TrackingConfig(Section):
     """MLflow: the tracking URI, for example sqlite:///mlflow.db or http://localhost:5000."""
 
 
-class EngineConfig(Section):
+class EngineConfig(ConfigSection):
     """How the step is executed: may change speed, not the mathematics."""
 
     channels_last: bool = True
@@ -425,7 +425,7 @@ class EngineConfig(Section):
     """CUDA: name the phases for Nsight Systems."""
 
 
-class MeasureConfig(Section):
+class MeasureConfig(ConfigSection):
     """When to stop and what to watch."""
 
     seconds: Annotated[float, Field(gt=0)] = 60.0
@@ -449,7 +449,7 @@ class MeasureConfig(Section):
         return self
 
 
-class OriginalConfig(Section):
+class OriginalConfig(ConfigSection):
     """The benchmark that a recipe brings back: what it wrote is written again, into original/ of the run folder."""
 
     name: Literal["none", "mlperf", "mlperf_ssd", "tbd", "sc22", "wmlce"] = "none"
@@ -461,7 +461,7 @@ class OriginalConfig(Section):
     """wmlce, bench: steps that the average of its log leaves out."""
 
 
-class MlperfConfig(Section):
+class MlperfConfig(ConfigSection):
     """What mlperf.log of a training run says beside what it sees."""
 
     division: Literal["auto", "closed", "open"] = "auto"
@@ -500,7 +500,7 @@ UNKNOWN: dict[str, tuple[str, ...]] = {
 """Keys that mean nothing to a workload."""
 
 
-class Config(Section):
+class Config(ConfigSection):
     """A recipe, resolved."""
 
     name: str
@@ -558,7 +558,7 @@ class Config(Section):
         return self
 
 
-class LaunchConfig(Section):
+class LaunchConfig(ConfigSection):
     """How a system starts many ranks; options of `trainstone launch` go before these."""
 
     partition: Annotated[str, Field(min_length=1)] | None = None
@@ -579,7 +579,7 @@ class LaunchConfig(Section):
     """Apptainer image that ranks run in."""
 
 
-class System(Section):
+class System(ConfigSection):
     """Where a recipe was meant to run: geometry, and what each recipe changes there."""
 
     name: str

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.image.decode import Pixels
-from trainstone.data.pipeline.feed import NOTHING, Bad, Feed, Holds, Worker, pack
-from trainstone.data.pipeline.order import EvalOrder, Place, TrainOrder
+from trainstone.data.pipeline.feed import NOTHING, BadImage, Feed, Holds, Worker, pack
+from trainstone.data.pipeline.order import EvalOrder, SampleIndex, TrainOrder
 from trainstone.data.pipeline.ring import Ring
 from trainstone.data.sample import Source
 from trainstone.machine.cpus import available_cores
@@ -29,7 +29,7 @@ KEEP = 2
 TOLD_BAD = 100
 
 
-class Memory:
+class BatchMemory:
     """One batch: a tensor, the array of the same memory that threads write into, and what they say of each row."""
 
     def __init__(self, batch_size: int, size: int, holds: Holds, *, pinned: bool) -> None:
@@ -102,7 +102,7 @@ class Loader:
         self.skipped = 0
         """How often a damaged picture was left out; bad_pictures says which."""
         self.bad_pictures: set[str] = set()
-        slots = [Memory(batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
+        slots = [BatchMemory(batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
         threads = available_cores().threads if loader.threads == "auto" else loader.threads
         self._began = time.perf_counter()
         self._ring = Ring(
@@ -157,5 +157,5 @@ class Loader:
         pictures, read_bytes = sum(worker.pictures for worker in workers), sum(worker.read_bytes for worker in workers)
         return Stages(dict(zip(STAGES, spent, strict=True)), pictures, read_bytes)
 
-    def _fill(self, memory: Memory, row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
+    def _fill(self, memory: BatchMemory, row: int, place: SampleIndex, worker: Worker, bad: list[BadImage]) -> None:
         memory.shown[row] = self.feed.fill(place, memory.pixels[row], worker, bad)

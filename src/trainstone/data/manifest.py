@@ -34,11 +34,11 @@ def check_name(name: str) -> str:
 FileName = Annotated[str, AfterValidator(check_name)]
 
 
-class Record(BaseModel):
+class ManifestRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class FileFacts(Record):
+class FileFacts(ManifestRecord):
     """A file: its length and CRC-32C (eight hex digits)."""
 
     file: FileName
@@ -56,7 +56,7 @@ class ShardFacts(FileFacts):
     skipped: tuple[tuple[str, str], ...] = ()
 
 
-class SplitFacts(Record):
+class SplitFacts(ManifestRecord):
     name: Annotated[str, Field(pattern=SPLIT_NAME)]
     records: Count
     bytes: Count
@@ -66,7 +66,7 @@ class SplitFacts(Record):
 Storage = Literal["recordio", "tfrecord", "folder", "wds"]
 
 
-class Manifest(Record):
+class Manifest(ManifestRecord):
     format: Annotated[int, Field(ge=1, le=FORMAT)] = FORMAT
     dataset: str
     kind: Literal["classify", "detect"]

@@ -23,7 +23,7 @@ CHUNK = 16
 """Tasks that a worker takes at once: fewer hand-overs between threads."""
 
 
-class Progress(NamedTuple):
+class WorkProgress(NamedTuple):
     """How far preparing, fetching, unpacking or checking has come; drawn by cli/render/progress.py."""
 
     phase: str

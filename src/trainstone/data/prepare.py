@@ -32,14 +32,14 @@ from trainstone.data.manifest import (
     sum_file,
     write_manifest,
 )
-from trainstone.data.parallel import Progress, lock_file, map_in_order, open_pool
+from trainstone.data.parallel import WorkProgress, lock_file, map_in_order, open_pool
 from trainstone.data.sample import Sample, Source
-from trainstone.data.shard_plan import ENCODERS, Plan, Treatment
+from trainstone.data.shard_plan import ENCODERS, DataSetPlan, Treatment
 from trainstone.data.storage.box_file import SUFFIX
 from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.files import dump_json, sync_path, write_atomically
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.machine.ranks import Rank
 from trainstone.units import format_bytes
 
@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Maker:
+class SampleMaker:
     """Reads, checks, repairs and encodes pictures; sent to threads and processes."""
 
     source: Source
@@ -139,7 +139,7 @@ def repair(name: str, image: bytes, seen: Look) -> tuple[bytes, str | None]:
     return encode_jpeg(decode(image), REPAIR_QUALITY), why
 
 
-def prepare(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Progress]:
+def prepare(plan: DataSetPlan, target: Path, rank: Rank, workers: int) -> Iterator[WorkProgress]:
     """Write this rank's shards; yields how far it is. The manifest is there at the end if no other rank is behind."""
     identity = plan.identity()
     if is_finished(target, identity):
@@ -178,7 +178,7 @@ def is_finished(target: Path, identity: str) -> bool:
     return True
 
 
-def write_shards(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Progress]:
+def write_shards(plan: DataSetPlan, target: Path, rank: Rank, workers: int) -> Iterator[WorkProgress]:
     mine = plan.shards[rank.number :: rank.world]
     total = sum(shard.end - shard.start for shard in mine)
     check_space(plan, target, mine)
@@ -190,13 +190,13 @@ def write_shards(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator
         for shard in mine:
             if find_done(target, shard) is None:
                 split, keys = plan.split(shard.split), set[str]()
-                maker = Maker(split.source, encoder, plan.treatment, len(plan.classes))
+                maker = SampleMaker(split.source, encoder, plan.treatment, len(plan.classes))
                 with ShardWriter(target, shard, encoder, folder=plan.storage == "folder") as writer:
                     for outcomes in map_in_order(maker, split.order[shard.start : shard.end], pool):
                         writer.append([find_twin(outcome, keys, plan.treatment) for outcome in outcomes])
-                        yield Progress(phase, done + writer.places, total, "pictures", written + writer.bytes)
+                        yield WorkProgress(phase, done + writer.places, total, "pictures", written + writer.bytes)
                     writer.finish()
-                    yield Progress(phase, done + writer.places, total, "pictures", written + writer.bytes)
+                    yield WorkProgress(phase, done + writer.places, total, "pictures", written + writer.bytes)
                 written += writer.bytes
             done += shard.end - shard.start
 
@@ -214,7 +214,7 @@ def find_twin(outcome: Outcome, keys: set[str], treatment: Treatment) -> Outcome
     return outcome
 
 
-def check_space(plan: Plan, target: Path, mine: Sequence[Shard]) -> None:
+def check_space(plan: DataSetPlan, target: Path, mine: Sequence[Shard]) -> None:
     """Refuse to begin what cannot fit, where sizes are known beforehand."""
     if plan.treatment.resize or plan.treatment.quality:
         return
@@ -233,7 +233,7 @@ def check_space(plan: Plan, target: Path, mine: Sequence[Shard]) -> None:
         raise DataError(message, hint="free some space or choose another disk")
 
 
-def conclude(plan: Plan, target: Path, identity: str) -> None:
+def conclude(plan: DataSetPlan, target: Path, identity: str) -> None:
     found = {shard.file: facts for shard in plan.shards if (facts := find_done(target, shard)) is not None}
     if len(found) < len(plan.shards):
         return
@@ -299,7 +299,7 @@ class ShardWriter:
         made = [outcome.made for outcome in outcomes if outcome.made is not None]
         for sample in made:
             size = sum(len(buffer) for buffer in sample.buffers)
-            for lines, line in zip(self._lines, self._encoder.lines(sample, Span(self.bytes, size)), strict=True):
+            for lines, line in zip(self._lines, self._encoder.lines(sample, ByteSpan(self.bytes, size)), strict=True):
                 lines.append(line)
             self.bytes += size
         if self._is_folder:

@@ -60,7 +60,7 @@ class SplitPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DataSetPlan:
     dataset: str
     kind: str
     storage: Storage
@@ -97,7 +97,7 @@ def make_plan(
     shards: dict[str, int] | None = None,
     first_label: int | None = None,
     treatment: Treatment | None = None,
-) -> Plan:
+) -> DataSetPlan:
     """Plan the writing of what was found; `shards` fixes how many files a split gets."""
     splits = []
     for split in found.splits:
@@ -116,7 +116,9 @@ def make_plan(
         unlike = f"{name}-{label}" if name in seen else name
         classes.append(ClassName(unlike, text or (name if unlike != name else "")))
         seen.add(unlike)
-    return Plan(found.name, found.kind, storage, tuple(classes), first_label, tuple(splits), treatment or Treatment())
+    return DataSetPlan(
+        found.name, found.kind, storage, tuple(classes), first_label, tuple(splits), treatment or Treatment()
+    )
 
 
 def draw_order(count: int, storage: str, kind: str | None) -> list[int]:

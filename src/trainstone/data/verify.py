@@ -12,15 +12,15 @@ from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.sample import DataSet, Sample, Selection, Source
 from trainstone.data.storage.records import RecordSource, walk
 from trainstone.errors import DataError
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.machine.ranks import ALONE, Rank
 
 
-class Bad(NamedTuple):
+class BadSample(NamedTuple):
     file: str
     record: int | None
     """Number in its file; None where the file itself is meant."""
-    span: Span
+    span: ByteSpan
     """Where it lies; size 0: up to the next record that can be found."""
     name: str
     why: str
@@ -32,14 +32,14 @@ class Bad(NamedTuple):
 
 
 @dataclass
-class Findings:
+class VerifyFindings:
     records: int = 0
     bytes: int = 0
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
     """Index files that do not fit their records."""
 
-    def add(self, other: "Findings") -> None:
+    def add(self, other: "VerifyFindings") -> None:
         self.records += other.records
         self.bytes += other.bytes
         self.bad += other.bad
@@ -47,9 +47,9 @@ class Findings:
 
 def verify(
     found: DataSet, workers: int, manifest: Manifest | None, folder: Path, rank: Rank = ALONE
-) -> Iterator[Findings]:
+) -> Iterator[VerifyFindings]:
     """Look at everything, or at this rank's part; yields the same findings again and again as they grow."""
-    findings = Findings()
+    findings = VerifyFindings()
     num_classes = len(found.classes) or None
     folders = manifest.splits if manifest is not None and manifest.storage == "folder" and rank.world == 1 else ()
     sums = {split.name: split.shards[0] for split in folders}
@@ -68,7 +68,9 @@ def verify(
     yield findings  # a file that cannot be opened has no record to be told after
 
 
-def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_classes: int | None) -> Iterator[Findings]:
+def verify_shards(
+    source: RecordSource, findings: VerifyFindings, pool: Pool, num_classes: int | None
+) -> Iterator[VerifyFindings]:
     for path in source.paths:
         if not path.exists() and any(one.file == str(path) for one in findings.bad):
             continue  # the manifest told
@@ -76,11 +78,11 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
             shard = source.open_shard(path)
             shard.check_beside()  # else each of its records would seem bad
         except DataError as err:
-            findings.bad.append(Bad(str(path), None, Span(0, 0), "", err.message))
+            findings.bad.append(BadSample(str(path), None, ByteSpan(0, 0), "", err.message))
             continue
         before = len(findings.bad)
         records = (
-            (span.offset, Bad(str(path), number, span, "", shorten_reason(why, path)))
+            (span.offset, BadSample(str(path), number, span, "", shorten_reason(why, path)))
             for number, span, why in walk(shard)
         )
         for seen, _ in map_in_order(partial(look_at, shard.read, num_classes), records, pool):
@@ -92,10 +94,10 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
 
 
 def verify_files(
-    source: Source, findings: Findings, pool: Pool, num_classes: int | None, folder: ShardFacts | None
-) -> Iterator[Findings]:
+    source: Source, findings: VerifyFindings, pool: Pool, num_classes: int | None, folder: ShardFacts | None
+) -> Iterator[VerifyFindings]:
     """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
-    files = ((n, Bad(source.where(n), None, Span(0, 0), source.name(n), "")) for n in range(len(source)))
+    files = ((n, BadSample(source.where(n), None, ByteSpan(0, 0), source.name(n), "")) for n in range(len(source)))
     crc = 0
     for seen, checksum in map_in_order(partial(look_at, source.read, num_classes), files, pool):
         findings.add(seen)
@@ -104,18 +106,18 @@ def verify_files(
     if folder is not None and f"{crc:08x}" != folder.crc32c:
         found = f"{len(source):,} images with checksum {crc:08x}; {NAME} says {folder.records:,} with {folder.crc32c}"
         why = f"{found}: some were added, removed or changed"
-        findings.bad.append(Bad(folder.file, None, Span(0, 0), "", why))
+        findings.bad.append(BadSample(folder.file, None, ByteSpan(0, 0), "", why))
         yield findings
 
 
 def look_at(
-    read: Callable[[int], Sample], num_classes: int | None, records: Sequence[tuple[int, Bad]]
-) -> tuple[Findings, int]:
+    read: Callable[[int], Sample], num_classes: int | None, records: Sequence[tuple[int, BadSample]]
+) -> tuple[VerifyFindings, int]:
     """Decode some records; return what was found and the checksum of those that are files.
 
     Each comes with how it is listed where it is bad; a damaged place has its reason already.
     """
-    found, crc = Findings(len(records)), 0
+    found, crc = VerifyFindings(len(records)), 0
     for key, record in records:
         found.bytes += record.span.size
         if not record.why:
@@ -152,7 +154,7 @@ def shorten_reason(message: str, path: Path) -> str:
     return reason or message
 
 
-def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator[Bad]:
+def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator[BadSample]:
     for shard in manifest.shards[rank.number :: rank.world]:
         for facts in (*shard.sidecars, *([] if manifest.storage == "folder" else [shard])):
             why = ""
@@ -165,4 +167,4 @@ def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator
             except OSError as err:
                 why = f"cannot be read: {err.strerror}"
             if why:
-                yield Bad(str(folder / facts.file), None, Span(0, 0), "", why)
+                yield BadSample(str(folder / facts.file), None, ByteSpan(0, 0), "", why)

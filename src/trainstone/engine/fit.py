@@ -24,7 +24,7 @@ from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
 from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
+from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, StepWork, count_work, estimate_training_bytes
 from trainstone.results.findings import finding
 from trainstone.results.schema.run import Finding
 from trainstone.units import format_bytes, format_count
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 class Fitted:
     config: Config
     device: torch.device
-    work: Work
+    work: StepWork
     """Of one step at the fitted batch."""
     findings: tuple[Finding, ...]
 
@@ -153,7 +153,7 @@ def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured:
 
 
 @lru_cache(maxsize=8)
-def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -> Work:
+def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -> StepWork:
     """Count FLOPs and bytes of one step, or of a forward pass alone, at the run's precision; nothing is computed."""
     workload = WORKLOADS[config.workload]
     with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast

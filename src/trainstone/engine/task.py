@@ -16,13 +16,13 @@ from trainstone.config.schema import Config, OptimizerConfig
 from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit
 from trainstone.engine.batches import feed_device, synthetic_batches
-from trainstone.engine.dataset import IMAGENET_PICTURES, order_pictures
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.distributed.data_parallel import wrap_model
 from trainstone.engine.ema import WeightAverage
 from trainstone.engine.lr_schedule import Rate, build_rate, peak_rate
 from trainstone.engine.network import compile_model, seed_network
 from trainstone.engine.optim import LossScale, build_optimizer, decay_term, split_parameters
+from trainstone.engine.training_data import IMAGENET_PICTURES, order_pictures
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.measure.devices import autocast
 from trainstone.workloads.registry import WORKLOADS

@@ -9,15 +9,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.schema import Config, change_section
 from trainstone.data.splits import OpenSplit
-from trainstone.engine.dataset import open_data, provide_data, settle_classes
 from trainstone.engine.distributed.collectives import World, barrier, broadcast_dict, gather
 from trainstone.engine.distributed.data_parallel import settle_buckets
 from trainstone.engine.fit import Fitted, fit_to_machine
 from trainstone.engine.task import Task
+from trainstone.engine.training_data import open_data, provide_data, settle_classes
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.machine.launch_protocol import name_host
 from trainstone.measure.recorder import Sink
-from trainstone.originals.output_file import Facts, Seat
+from trainstone.originals.output_file import RunFacts, Seat
 from trainstone.originals.registry import list_writers
 from trainstone.results.progress import Progress
 from trainstone.workloads.registry import WORKLOADS
@@ -79,7 +79,7 @@ def open_originals(life: Lifecycle, fitted: Fitted, **facts: Any) -> Iterator[Si
     device = seats[0].device if seats else fitted.device.index or 0
     folder = life.run.path
     return list_writers(
-        Facts(config=fitted.config, folder=folder, ranks=rank.world, device=device, seats=seats, **facts)
+        RunFacts(config=fitted.config, folder=folder, ranks=rank.world, device=device, seats=seats, **facts)
     )
 
 

@@ -36,7 +36,7 @@ def describe_speed(
     telemetry: dict[str, Any],
     seen: Observed,
     devices: list[schema.Device],
-    fed: schema.Loader | None = None,
+    fed: schema.LoaderResult | None = None,
     page_faults: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
@@ -101,7 +101,7 @@ def tell_verdict(
     summary: StepSummary,
     utilisation: schema.Utilisation | None,
     noise: Noise,
-    fed: schema.Loader | None = None,
+    fed: schema.LoaderResult | None = None,
     *,
     title: str = "",
     ranks: int = 1,
@@ -125,7 +125,7 @@ def judge_utilisation(
     peaks: Peaks,
     telemetry: dict[str, Any],
     throttled: str,
-    fed: schema.Loader | None = None,
+    fed: schema.LoaderResult | None = None,
 ) -> schema.Utilisation:
     """Speed against the measured peaks, and what limits it."""
     work = fitted.work

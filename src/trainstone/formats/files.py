@@ -20,7 +20,7 @@ _NUMBER = re.compile("[0-9]{1,19}")
 Entry = TypeVar("Entry")
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """First byte and length of a record in its file, framing included."""
 
     offset: int

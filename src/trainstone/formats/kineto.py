@@ -2,7 +2,7 @@
 
 The events, `{... "traceEvents": [ ... ] ...}` or a bare `[ ...`, are decoded in batches. A batch ends at what looks
 like a border between two events (`},{`). If it does not parse, that was part of a string or of an inner list, and
-counting brackets finds a true border. What the events mean for a training step is in trace/timeline.py.
+counting brackets finds a true border. What the events mean for a training step is in trace/breakdown.py.
 """
 
 import gzip
@@ -124,7 +124,7 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
     Events that are neither operator, mark, call of the driver, wait, kernel nor copy are only counted. Raises DataError
     with file and byte for damage, wrong types, a trace that is cut off, and an event of more than 64 MiB.
     """
-    reader = _Reader(path, piece_bytes)
+    reader = _TraceReader(path, piece_bytes)
     with closing(reader.pieces):
         reader.read()
     joined: dict[str, npt.NDArray[Any]] = {}
@@ -204,7 +204,7 @@ class _Memo(dict[Any, int]):
         return number
 
 
-class _Reader:
+class _TraceReader:
     """Reads a trace once, from start to end, and gathers the columns of a Trace, events of known kinds only."""
 
     def __init__(self, path: Path, piece_bytes: int) -> None:

@@ -77,7 +77,7 @@ class NcuFile:
 def read_ncu(path: Path, wanted: Collection[str] | None = None) -> NcuFile:
     """Read all kernels with their metrics, or only with those `wanted` (the wide form may have a thousand)."""
     name = printable(str(path))
-    reader = _Reader(path, wanted)
+    reader = _NcuReader(path, wanted)
     for number, text in read_lines(path):
         if text.startswith("NVR\0"):
             hint = f"ncu --import {name} --csv --page raw > FILE"
@@ -91,7 +91,7 @@ def read_ncu(path: Path, wanted: Collection[str] | None = None) -> NcuFile:
     return NcuFile(name, tuple(reader.kernels.values()))
 
 
-class _Reader:
+class _NcuReader:
     """Takes line by line: a header, units, rows, and output of ncu or the program in between."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, Span, damaged_line, read_count_pairs, read_lines
+from trainstone.formats.files import ByteSpan, MappedFile, damaged_line, read_count_pairs, read_lines
 from trainstone.text import printable
 
 MAGIC = 0xCED7230A
@@ -50,13 +50,13 @@ def pack_parts(head: bytes, content: bytes) -> Sequence[bytes]:
 class RecordIOFile(MappedFile):
     """A .rec file, read by byte offset. Records are views of the mapped file; several threads may read."""
 
-    def spans(self, start: int = 0) -> Iterator[Span]:
+    def spans(self, start: int = 0) -> Iterator[ByteSpan]:
         """Yield where each record lies from this byte on, all parts of it together. Payloads are not read."""
         while start < self.size:
             end = start
             for part in self._parts(start):
                 end = part.end + -part.size % 4
-            yield Span(start, end - start)
+            yield ByteSpan(start, end - start)
             start = end
 
     def read(self, offset: int) -> bytes | memoryview:
@@ -82,7 +82,7 @@ class RecordIOFile(MappedFile):
                 return 4 * int(good[0])
         return None
 
-    def _parts(self, offset: int) -> Iterator[Span]:
+    def _parts(self, offset: int) -> Iterator[ByteSpan]:
         """Yield where the payloads of the parts of the record at this byte lie, all of them in the file."""
         if not 0 <= offset < self.size:
             raise self.damaged(offset, f"no record starts there; the file has {self.size} bytes")
@@ -99,7 +99,7 @@ class RecordIOFile(MappedFile):
             if flag not in allowed:
                 inside = "" if at == offset else f" within the record that starts at byte {offset}"
                 raise self.damaged(at, f"flag {flag} where {allowed[0]} or {allowed[1]} is due{inside}")
-            yield Span(at + HEADER_BYTES, length)
+            yield ByteSpan(at + HEADER_BYTES, length)
             if flag in (_WHOLE, _LAST):
                 return
             at += HEADER_BYTES + length + -length % 4

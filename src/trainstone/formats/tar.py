@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, Span, find_escape, is_inside
+from trainstone.formats.files import ByteSpan, MappedFile, find_escape, is_inside
 from trainstone.text import printable
 
 BLOCK_BYTES = 512
@@ -29,16 +29,16 @@ _DECIMAL = re.compile("[0-9]{1,19}", re.ASCII)
 _HINT = "a compressed tar must be decompressed first (gzip -d); otherwise copy or make the file again"
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A member: its name, where its data is, where it is with its headers and padding, and if it is a file."""
 
     name: str
-    data: Span
-    span: Span
+    data: ByteSpan
+    span: ByteSpan
     is_file: bool
 
 
-def read_members(file: MappedFile, start: int = 0, end: int | None = None) -> Iterator[Member]:
+def read_members(file: MappedFile, start: int = 0, end: int | None = None) -> Iterator[TarMember]:
     """Yield the members from the header at this byte up to the end mark, without which a tar was cut off.
 
     With `end`, no header at or behind that byte is looked at.
@@ -52,7 +52,7 @@ def pad(size: int) -> int:
     return size + -size % BLOCK_BYTES
 
 
-def _read_member(file: MappedFile, start: int) -> Member | None:
+def _read_member(file: MappedFile, start: int) -> TarMember | None:
     """Return the member whose first header is at this byte, checked; None at the end mark."""
     at, notes = start, dict[str, str]()
     while True:
@@ -83,12 +83,12 @@ def _read_member(file: MappedFile, start: int) -> Member | None:
         problem = f"claims a size of {printable(ascii(notes['size']))}"
     if problem:
         raise file.damaged(start, f"the tar member {printable(path)!r} {problem}")
-    data = Span(at + BLOCK_BYTES, 0 if is_folder else int(notes.get("size", size)))
+    data = ByteSpan(at + BLOCK_BYTES, 0 if is_folder else int(notes.get("size", size)))
     end = data.offset + pad(data.size)
     if end > file.size:
         what = f"the tar member {printable(path)} of {data.size} bytes does not fit; the file has {file.size} bytes"
         raise file.damaged(start, what)
-    return Member(path, data, Span(start, end - start), not is_folder)
+    return TarMember(path, data, ByteSpan(start, end - start), not is_folder)
 
 
 def _read_note(file: MappedFile, at: int, kind: str, size: int) -> dict[str, str]:
@@ -142,12 +142,12 @@ class TarSample(NamedTuple):
     """The members of a sample by extension (lower case)."""
 
     key: str
-    members: dict[str, Member]
+    members: dict[str, TarMember]
 
     @property
-    def span(self) -> Span:
+    def span(self) -> ByteSpan:
         first, last = (list(self.members.values())[place].span for place in (0, -1))
-        return Span(first.offset, last.end - first.offset)
+        return ByteSpan(first.offset, last.end - first.offset)
 
 
 def member(name: str, data: bytes) -> bytes:
@@ -172,7 +172,7 @@ class WdsFile(MappedFile):
         Folders, and files that WebDataset passes over (no extension, hidden), belong to no sample. Before a damaged
         place the sample at hand is yielded if it has the members that the one before it had, or if `partial`.
         """
-        key, parts, usual = "", dict[str, Member](), set[str]()
+        key, parts, usual = "", dict[str, TarMember](), set[str]()
         try:
             for entry in read_members(self, start):
                 folder, slash, base = entry.name.rpartition("/")
@@ -194,7 +194,7 @@ class WdsFile(MappedFile):
         if parts:
             yield TarSample(key, parts)
 
-    def spans(self, start: int = 0) -> Iterator[Span]:
+    def spans(self, start: int = 0) -> Iterator[ByteSpan]:
         return (sample.span for sample in self.samples(start))
 
     def first_sample(self, start: int) -> TarSample:
@@ -204,7 +204,7 @@ class WdsFile(MappedFile):
             raise self.damaged(start, "no sample starts there")
         return found
 
-    def read(self, span: Span) -> memoryview:
+    def read(self, span: ByteSpan) -> memoryview:
         return self.view[span.offset : span.end]
 
     def resync(self, offset: int) -> int | None:

@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, Span, damaged_line, read_count_pairs
+from trainstone.formats.files import ByteSpan, MappedFile, damaged_line, read_count_pairs
 from trainstone.text import printable
 
 HEADER_BYTES = 12
@@ -32,28 +32,28 @@ def frame(data: bytes) -> bytes:
     return b"".join((length, head, data, struct.pack("<I", _mask(google_crc32c.value(data)))))
 
 
-def index_line(span: Span) -> str:
+def index_line(span: ByteSpan) -> str:
     return f"{span.offset} {span.size}\n"
 
 
-def read_index(path: Path) -> list[Span]:
+def read_index(path: Path) -> list[ByteSpan]:
     """Return the records listed in an index as tfrecord2idx writes it."""
     spans = []
     expected = "expected the offset and the size of a record, as in 0 1234"
     for number, offset, size in read_count_pairs(path, None, expected):
         if size < FRAMING_BYTES:
             raise damaged_line(path, number, f"a record has at least {FRAMING_BYTES} bytes, here {size}")
-        spans.append(Span(offset, size))
+        spans.append(ByteSpan(offset, size))
     return spans
 
 
 class TFRecordFile(MappedFile):
     """A TFRecord file, read by byte offset. Records are views of the mapped file; several threads may read."""
 
-    def spans(self, start: int = 0) -> Iterator[Span]:
+    def spans(self, start: int = 0) -> Iterator[ByteSpan]:
         """Yield where each record lies from this byte on. Lengths are checked, data is not read."""
         while start < self.size:
-            span = Span(start, FRAMING_BYTES + self._length(start))
+            span = ByteSpan(start, FRAMING_BYTES + self._length(start))
             yield span
             start = span.end
 

@@ -10,7 +10,7 @@ from trainstone.launch.verb import Verb, rank_environment
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.launch_protocol import name_host
-from trainstone.machine.supervisor import Plan
+from trainstone.machine.supervisor import LaunchPlan
 from trainstone.units import format_bytes, format_count
 
 # The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
@@ -44,7 +44,7 @@ def choose_ranks(requested: int | None) -> int:
     return ranks
 
 
-def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> Plan:
+def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> LaunchPlan:
     on_cuda, cores = bool(count_used_devices(verb)), available_cores().threads
     settings = verb.system.launch if verb.system else None
     environment = rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
@@ -55,7 +55,7 @@ def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: 
     # --standalone meets at a free port of this host, so that several may run.
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", *counts, "--no-python", "--"]
     notes = () if on_cuda or ranks <= cores else (f"{ranks} ranks share {cores} cores of {name_host()}",)
-    return Plan(
+    return LaunchPlan(
         engine="local",
         command=(*torchrun, *verb.command()),
         environment=environment,

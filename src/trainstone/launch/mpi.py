@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch.verb import IMAGE_PYTHON, Verb, rank_environment
 from trainstone.machine.cpus import GIVEN_CPUS
-from trainstone.machine.supervisor import Plan
+from trainstone.machine.supervisor import LaunchPlan
 
 # Variables of the user's that ranks on other hosts get as well.
 FORWARDED = ("TRAINSTONE_", "NCCL_", "GLOO_", "OMP_", "MASTER_")
@@ -21,7 +21,7 @@ Hosts = list[tuple[str, int | None]]
 """Each host with its number of slots; None: not given."""
 
 
-class Options(NamedTuple):
+class MpiOptions(NamedTuple):
     """Of mpirun."""
 
     ranks: int | None = None
@@ -32,7 +32,7 @@ class Options(NamedTuple):
     words: str = ""  # for mpirun itself
 
 
-def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
+def plan_mpi(verb: Verb, run: Path, launch: str, options: MpiOptions) -> LaunchPlan:
     """Plan ranks on the named hosts, else on this one or on what a scheduler gives mpirun.
 
     There are as many as requested, else as the hosts have slots, else one per device of the system.
@@ -57,7 +57,7 @@ def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
         # Whether there are devices is for the ranks' hosts to say: --nv without one only warns.
         gpus, binds = verb.config.device != "cpu", [Path.cwd(), run.parent]
         command = verb.wrap(verb.command(IMAGE_PYTHON), container, binds, gpus=gpus, program=program)
-    return Plan(
+    return LaunchPlan(
         engine="mpi",
         command=(*mpirun(options, ranks, environment), *command),
         environment=environment,
@@ -66,7 +66,7 @@ def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
     )
 
 
-def mpirun(options: Options, ranks: int, environment: Mapping[str, str]) -> list[str]:
+def mpirun(options: MpiOptions, ranks: int, environment: Mapping[str, str]) -> list[str]:
     """Return mpirun's words. Ranks bind themselves; a name alone after -x takes the value from mpirun's environment."""
     theirs = [name for name in os.environ if name.startswith(FORWARDED) and name != GIVEN_CPUS]
     words = ["mpirun", "-np", str(ranks)]
@@ -81,7 +81,7 @@ def mpirun(options: Options, ranks: int, environment: Mapping[str, str]) -> list
         raise ConfigError(f"--mpirun {options.words}: {err}") from err
 
 
-def check_start(plan: Plan, options: Options, verb: Verb) -> None:
+def check_start(plan: LaunchPlan, options: MpiOptions, verb: Verb) -> None:
     """Refuse to start where a program is missing; a prologue may bring it.
 
     Also a system of several nodes of which none is named: mpirun would take this host for all of them.

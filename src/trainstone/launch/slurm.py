@@ -88,7 +88,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class SlurmOptions:
     """Options of the command line; None or empty: from the system file, or a default."""
 
     nodes: int | None = None
@@ -104,7 +104,7 @@ class Options:
     max_restarts: int = 0
 
 
-def add_system(options: Options, system: System | None) -> Options:
+def add_system(options: SlurmOptions, system: System | None) -> SlurmOptions:
     site = system.launch if system else LaunchConfig()
     names = ("partition", "time", "account", "gres", "container")
     chosen = {name: getattr(options, name) or getattr(site, name) for name in names}
@@ -121,7 +121,7 @@ def add_system(options: Options, system: System | None) -> Options:
     )
 
 
-def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: Sequence[str] = ()) -> str:
+def write_script(verb: Verb, options: SlurmOptions, run: Path, folder: Path, fleet: Sequence[str] = ()) -> str:
     """Return the batch script; every value is quoted except prologue lines, which are shell.
 
     `folder` is where the job starts. `fleet` names nodes that each run a job of their own, in a folder below `run`.
@@ -159,7 +159,7 @@ def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: S
     return script
 
 
-def list_directives(verb: Verb, options: Options, run: Path, folder: Path, num_tasks: int) -> list[str]:
+def list_directives(verb: Verb, options: SlurmOptions, run: Path, folder: Path, num_tasks: int) -> list[str]:
     """Return the #SBATCH options; `num_tasks`: of the array of a fleet, 0 for a job."""
     log = str(run / "launch" / "engine-").replace("%", "%%")  # Slurm replaces %j in file names
     limit = read_time(options.time or "") or 4 * SIGNAL_SECONDS  # in seconds; Slurm may signal up to a minute early
@@ -376,7 +376,7 @@ def has_ended(run: Path) -> bool:
     return any(name in (CODE, CAUSE) or name.startswith("failed-rank") for name in names)
 
 
-class Member(NamedTuple):
+class FleetMember(NamedTuple):
     node: str
     status: str
     images_per_second: float | None
@@ -426,7 +426,7 @@ echo "$job"
 """
 
 
-def gather_members(folder: Path, number: str, nodes: Sequence[str], ended: Sequence[Job]) -> list[Member]:
+def gather_members(folder: Path, number: str, nodes: Sequence[str], ended: Sequence[Job]) -> list[FleetMember]:
     """Return what happened on each node; a failure is written into its run folder as well."""
     until = time.monotonic() + VISIBLE_SECONDS
     members = []
@@ -441,5 +441,5 @@ def gather_members(folder: Path, number: str, nodes: Sequence[str], ended: Seque
             status, rate = result.status, result.throughput.images_per_second if result.throughput else None
         except ResultError as err:
             failure = failure or err.message
-        members.append(Member(node, status, rate, failure, code))
+        members.append(FleetMember(node, status, rate, failure, code))
     return members

@@ -134,7 +134,7 @@ def read_since(path: Path, place: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     engine: str  # local or mpi
     command: tuple[str, ...]
     environment: Mapping[str, str]  # what is added to that of the launcher
@@ -143,7 +143,7 @@ class Plan:
     notes: tuple[str, ...] = ()  # for the user, before the start
 
 
-def write_script(plan: Plan) -> str:
+def write_script(plan: LaunchPlan) -> str:
     """Return what is run as a shell script that can be read, kept and run again."""
     lines = ["#!/bin/bash", f"# What `trainstone launch {plan.engine}` runs here."]
     lines += [f"cd {shlex.quote(str(Path.cwd()))}"]
@@ -155,7 +155,7 @@ def write_script(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_plan(plan: Plan, run: Path, signals: StopSignals) -> Generator[str, None, Ended]:
+def run_plan(plan: LaunchPlan, run: Path, signals: StopSignals) -> Generator[str, None, Ended]:
     script = run / FOLDER / SCRIPT
     write_atomically(script, write_script(plan))
     # A prologue is for a login shell: that is where `module` is known.

@@ -46,7 +46,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What one forward and backward pass does, at the batch size it was counted with."""
 
     flops: int
@@ -78,7 +78,7 @@ class CallCounter(TorchDispatchMode):
         return out
 
 
-def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> Work:
+def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> StepWork:
     """Count what `run_step`, a forward pass that returns the loss, and the backward pass of that loss do.
 
     Meant for the meta device, where nothing is computed and nothing allocated. Autocast does not act on meta:
@@ -108,7 +108,7 @@ def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> Work
                     parameters[storage._cdata] = storage.nbytes()
             loss.backward()
     ops = list_ops(counter)
-    return Work(
+    return StepWork(
         flops=sum(op.flops for op in ops),
         bytes_moved=sum(op.bytes_moved for op in ops),
         saved_tensor_bytes=tuple(sorted((saved[key] for key in saved.keys() - parameters.keys()), reverse=True)),
@@ -139,7 +139,7 @@ def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: flo
     return compute_seconds, memory_seconds
 
 
-def estimate_training_bytes(work: Work, heap_block_bytes: float = math.inf) -> int:
+def estimate_training_bytes(work: StepWork, heap_block_bytes: float = math.inf) -> int:
     """Estimate the resident memory of training with momentum, without what the interpreter and the libraries take.
 
     `heap_block_bytes` is infinite where glibc keeps freed memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES;

@@ -1,6 +1,6 @@
 """Records a few steps with torch.profiler into a Chrome trace, gzipped, or marks them for an nsys or ncu around us.
 
-It analyses nothing: trace/timeline.py does. Bounded: shapes are recorded, stacks and memory are not, and no more than
+It analyses nothing: trace/breakdown.py does. Bounded: shapes are recorded, stacks and memory are not, and no more than
 the requested steps are kept.
 """
 
@@ -22,7 +22,7 @@ LOG_LEVEL = ("KINETO_LOG_LEVEL", "6")
 DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
 
-class Window(NamedTuple):
+class ProfileWindow(NamedTuple):
     """Numbers of steps: the profiler is on from `begin`, what it sees counts from `first` until before `end`."""
 
     begin: int
@@ -34,7 +34,7 @@ class Capture:
     """Records the steps of a window. Used by `with` around them and those before that only warm up the profiler;
     `step()` is called after each. Leaving it writes the trace."""
 
-    def __init__(self, target: Path, device: torch.device, rank: Rank, window: Window) -> None:
+    def __init__(self, target: Path, device: torch.device, rank: Rank, window: ProfileWindow) -> None:
         os.environ.setdefault(*LOG_LEVEL)
         self._target, self._device, self._rank, self._window = target, device, rank, window
         activities = [ProfilerActivity.CPU]

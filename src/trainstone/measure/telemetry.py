@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainstone.machine import cpus
-from trainstone.results.telemetry import HEADER, NAMES, Reading, Sample, format_sample
+from trainstone.results.telemetry import HEADER, NAMES, Reading, TelemetrySample, format_sample
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Telemetry:
             step = self._current_step()
             reading = self.reader.read()
         values = {name: getattr(reading, name) for name in NAMES}
-        sample = Sample(time_seconds=self._now() - self._started, step=step, **values)
+        sample = TelemetrySample(time_seconds=self._now() - self._started, step=step, **values)
         with self._complain_once(f"cannot write {self.path}"):
             if self._file:
                 self._file.write(format_sample(sample).encode())

@@ -165,7 +165,7 @@ def _match_part(boxes: Tensor, labels: Tensor, defaults: Tensor, min_overlap: fl
     return targets, torch.where(learns[..., None], encode(objects, defaults), 0.0)
 
 
-class Found(NamedTuple):
+class FoundBoxes(NamedTuple):
     """A batch's boxes, the best first; where a picture has fewer than others, its last rows are empty."""
 
     edges: Tensor
@@ -179,7 +179,7 @@ class Found(NamedTuple):
 @torch.no_grad()
 def find_boxes(
     scores: Tensor, offsets: Tensor, defaults: Tensor, *, min_score: float, before: int, overlap: float, most: int
-) -> Found:
+) -> FoundBoxes:
     """Return the boxes that a network means, at most `most` a picture.
 
     Scores (batch, boxes, classes + 1) are logits, the background's first. The `before` best pairs of box and class of a
@@ -200,7 +200,7 @@ def find_boxes(
     found_edges = edges.new_zeros(*shape, 4).scatter_(1, place[..., None].expand(-1, -1, 4), edges.clamp(0, 1))
     found_labels = labels.new_full(shape, NOTHING).scatter_(1, place, labels)
     found_scores = chances.new_zeros(shape).scatter_(1, place, chances)
-    return Found(found_edges[:, :most], found_labels[:, :most], found_scores[:, :most])
+    return FoundBoxes(found_edges[:, :most], found_labels[:, :most], found_scores[:, :most])
 
 
 def _choose_candidates(

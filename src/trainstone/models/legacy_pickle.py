@@ -51,7 +51,7 @@ class Names(dict[str, Any]):
         super().__setitem__(name, value)
 
 
-class Maker(NamedTuple):
+class Constructor(NamedTuple):
     """What a pickle gets for a name: it can be called, and nothing of it can be changed."""
 
     make: Callable[..., Any]
@@ -142,12 +142,12 @@ class Operations(dict[int, Any]):
 class Unpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
     """Python's reader in its Python form: operations can be replaced, and its memo is a dict that no index fills."""
 
-    def find_class(self, module: str, name: str) -> Maker:
+    def find_class(self, module: str, name: str) -> Constructor:
         """Return what is called for a name, if arrays need it."""
         if (module, name) not in KNOWN:
             shown = printable(f"{module}.{name}")[:100]
             raise Refused(f"holds code, or objects other than arrays: it asks for {shown}")
-        return Maker(KNOWN[module, name])
+        return Constructor(KNOWN[module, name])
 
     def begin_dict(self) -> None:
         self.append(Names())

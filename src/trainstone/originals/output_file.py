@@ -33,7 +33,7 @@ class Seat(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What the files say of a run beside its steps."""
 
     kind: Literal["bench", "train"]
@@ -82,7 +82,7 @@ class OriginalFile(Sink):
     in_log = False
     """Whether the original printed the lines as well: they go to log.txt, too."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         """Begin the file, or write it whole; what a format needs to render must be there before."""
         self.facts = facts
         self.path = facts.place / self.file
@@ -139,7 +139,7 @@ class OriginalFile(Sink):
         self._file = None
 
 
-def list_events(facts: Facts) -> Iterator[StepRecord | Evaluation]:
+def list_events(facts: RunFacts) -> Iterator[StepRecord | Evaluation]:
     """Yield the steps and evaluations before this start, as they came; log.txt says where the step file lacks some."""
     waiting = list(facts.history)
     number = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from trainstone.measure.recorder import Sink
 from trainstone.originals.mlperf.result_line import ResultLine
 from trainstone.originals.mlperf_ssd.training_lines import SsdLog
-from trainstone.originals.output_file import Facts
+from trainstone.originals.output_file import RunFacts
 from trainstone.originals.sc22.iteration_durations import DurationFile
 from trainstone.originals.tbd.throughput_log import LoopLog, ThroughputLog
 from trainstone.originals.wmlce.nvlog import BenchmarkNvlog, TrainingNvlog
@@ -18,7 +18,7 @@ from trainstone.originals.wmlce.nvlog import BenchmarkNvlog, TrainingNvlog
 log = logging.getLogger(__name__)
 
 
-MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Sink], ...]] = {
+MAKERS: dict[tuple[str, str], tuple[Callable[[RunFacts], Sink], ...]] = {
     ("wmlce", "train"): (TrainingNvlog,),
     ("wmlce", "bench"): (BenchmarkNvlog,),
     ("sc22", "train"): (DurationFile,),
@@ -30,7 +30,7 @@ MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Sink], ...]] = {
 }
 
 
-def list_writers(facts: Facts) -> Iterator[Sink]:
+def list_writers(facts: RunFacts) -> Iterator[Sink]:
     """Open one file after the other of those that the recipe's original wrote; for rank 0 only."""
     for maker in MAKERS.get((facts.config.original.name, facts.kind), ()):
         yield maker(facts)

@@ -12,7 +12,7 @@ from trainstone.results.tables import Table as Table  # a block, too
 
 
 @dataclass(frozen=True)
-class Facts:
+class FactsBlock:
     """Names and values, as a description list; `big` ones are shown as tiles."""
 
     rows: Sequence[tuple[str, str]]
@@ -33,7 +33,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """Text in a fixed font, to be copied; folded away when it is long."""
 
     title: str
@@ -49,7 +49,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Findings:
+class FindingsBlock:
     rows: Sequence[Finding]
     kind: str = "findings"
 
@@ -105,7 +105,7 @@ def keep_known(facts: Mapping[str, str | None]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in facts.items() if text]
 
 
-Block = Facts | Table | Figure | Code | Links | Findings | Prose | Gallery
+Block = FactsBlock | Table | Figure | CodeBlock | Links | FindingsBlock | Prose | Gallery
 
 
 @dataclass(frozen=True)

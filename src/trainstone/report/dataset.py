@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from trainstone.report.blocks import Block, Facts, Gallery, Outline, Picture, Section
+from trainstone.report.blocks import Block, FactsBlock, Gallery, Outline, Picture, Section
 from trainstone.report.charts import BLUE, Rows, across, bars, figure, mark, tips, up
 from trainstone.report.page import Page
 from trainstone.results.schema.dataset import ClassSummary, DatasetSummary, Quantiles
@@ -62,7 +62,7 @@ def build_overview(summary: DatasetSummary) -> Section:
     columns = {"split": False, "pictures": True, "bytes": True, "files": True, "median size": False, "kinds": False}
     table = keep_filled(columns | {"colours": False, "bad": True}, rows)
     lead = f"Sizes, kinds and colours are those of {looked:,} pictures, evenly spaced over each split."
-    return Section("overview", "At a glance", [Facts(tiles, big=True), table], lead)
+    return Section("overview", "At a glance", [FactsBlock(tiles, big=True), table], lead)
 
 
 def describe_shares(counts: dict[str, int], total: int) -> str:
@@ -118,7 +118,7 @@ def build_labels(summary: DatasetSummary) -> Section | None:
         table = Table(("class", what), [[name, f"{count:,}"] for name, count in pairs], numeric=(False, True))
         blocks.append(figure(f"labels-{number}", title, told, chart, table))
     if doubts:
-        blocks.append(Facts(doubts))
+        blocks.append(FactsBlock(doubts))
     if not blocks:
         return None
     split = summary.splits[0]

@@ -9,7 +9,7 @@ import altair as alt
 
 from trainstone.errors import ResultError
 from trainstone.report import charts
-from trainstone.report.blocks import Facts, Figure, Section
+from trainstone.report.blocks import FactsBlock, Figure, Section
 from trainstone.report.charts import PALETTE, Rows
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.view import relative_address
@@ -47,7 +47,7 @@ def build_index(paths: Sequence[Path], base: Path) -> tuple[Page, int]:
         lead = "Each point is a run with its interval; colours are machines."
         sections.append(Section("trends", "Speed over time", trends, lead))
     if broken:
-        sections.append(Section("unreadable", "Not readable", [Facts(broken)]))
+        sections.append(Section("unreadable", "Not readable", [FactsBlock(broken)]))
     machines = format_count(len({result.process.host for _, result in read}), "machine")
     recipes = format_count(len({result.recipe.name for _, result in read}), "recipe")
     runs = format_count(len(read), "run")

@@ -71,7 +71,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Found:
+class Detections:
     picture: Integers
     label: Integers
     edges: Numbers  # (n, 4): left, top, right, bottom in pixels
@@ -102,7 +102,7 @@ class BoxScores:
 
 def score_boxes(
     truth: Truth,
-    found: Found,
+    found: Detections,
     *,
     pictures: Integers,
     num_classes: int,
@@ -158,7 +158,7 @@ def _list_sides(edges: Numbers, added_pixels: int = 0) -> Numbers:
     return np.column_stack((edges[:, :2], edges[:, 2:] - edges[:, :2] + added_pixels))
 
 
-def match_boxes(truth: Truth, found: Found) -> tuple[Flags, Flags]:
+def match_boxes(truth: Truth, found: Detections) -> tuple[Flags, Flags]:
     """Return which found boxes are right and which true ones are found: within a picture and class, the surest first.
 
     A box is found once: a second one on it is wrong. Boxes that lie in a crowd of their class are right, and so is the

@@ -10,64 +10,70 @@ from trainstone.results.schema import run as schema
 from trainstone.units import format_count, format_percent, format_rate
 
 
-class Code(NamedTuple):
+class FindingCode(NamedTuple):
     hint: str
     severity: schema.Severity = "warning"
 
 
 CODES = {
-    "few-steps": Code("measure longer (--seconds) or with a smaller batch (--set train.batch_size=N)"),
-    "not-steady": Code("measure longer; if the speed falls, look for heat or a power limit (trainstone doctor)"),
-    "wide-interval": Code(
+    "few-steps": FindingCode("measure longer (--seconds) or with a smaller batch (--set train.batch_size=N)"),
+    "not-steady": FindingCode("measure longer; if the speed falls, look for heat or a power limit (trainstone doctor)"),
+    "wide-interval": FindingCode(
         "measure longer (--seconds), or on a quieter machine; --runs 5 shows the spread between runs"
     ),
-    "outliers": Code(
+    "outliers": FindingCode(
         "step_seconds.outlier_steps in result.json names them; regular ones come from a timer, others from a neighbour",
         "info",
     ),
-    "noisy-machine": Code("stop other work, or measure again later; trainstone doctor --aa tells the noise floor"),
-    "throttled": Code("improve cooling or raise the power limit, then measure again"),
-    "data-bound": Code("the device waits for its batches: feed it faster before you judge it"),
-    "pictures-skipped": Code(
+    "noisy-machine": FindingCode(
+        "stop other work, or measure again later; trainstone doctor --aa tells the noise floor"
+    ),
+    "throttled": FindingCode("improve cooling or raise the power limit, then measure again"),
+    "data-bound": FindingCode("the device waits for its batches: feed it faster before you judge it"),
+    "pictures-skipped": FindingCode(
         "trainstone data verify names every damaged image; trainstone data convert --on-bad skip makes a clean copy"
     ),
-    "peak-exceeded": Code("the peak was disturbed while it was measured; run again on a quieter machine"),
-    "page-faults": Code(
+    "peak-exceeded": FindingCode("the peak was disturbed while it was measured; run again on a quieter machine"),
+    "page-faults": FindingCode(
         "leave engine.keep_memory on (GLIBC_TUNABLES); other allocators can be set with LD_PRELOAD", "info"
     ),
-    "threads-exceed-cores": Code("set engine.threads to the physical cores of this process, or auto"),
-    "precision-chosen": Code("choose another with --set train.precision=fp32|tf32|bf16|fp16", "info"),
-    "precision-slow": Code("use --set train.precision=auto"),
-    "batch-fitted": Code("fix it with --set train.batch_size=N to compare with other machines", "info"),
-    "rate-derived": Code(
+    "threads-exceed-cores": FindingCode("set engine.threads to the physical cores of this process, or auto"),
+    "precision-chosen": FindingCode("choose another with --set train.precision=fp32|tf32|bf16|fp16", "info"),
+    "precision-slow": FindingCode("use --set train.precision=auto"),
+    "batch-fitted": FindingCode("fix it with --set train.batch_size=N to compare with other machines", "info"),
+    "rate-derived": FindingCode(
         "the head of the recipe states the rule; optimizer.rate_for=run keeps a rate as it is", "info"
     ),
-    "recipe-note": Code("docs/from has a page on each original", "info"),
-    "engine-adapted": Code("--strict refuses instead of adapting", "info"),
-    "learning-rate": Code(
+    "recipe-note": FindingCode("docs/from has a page on each original", "info"),
+    "engine-adapted": FindingCode("--strict refuses instead of adapting", "info"),
+    "learning-rate": FindingCode(
         "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
     ),
-    "not-evaluated": Code("class folders: train/ and val/; trainstone eval RUN --data DIR judges its weights", "info"),
-    "not-pretrained": Code(
+    "not-evaluated": FindingCode(
+        "class folders: train/ and val/; trainstone eval RUN --data DIR judges its weights", "info"
+    ),
+    "not-pretrained": FindingCode(
         "trainstone weights convert resnet34.pth r34.safetensors; --set model.pretrained=r34.safetensors", "info"
     ),
-    "not-closed": Code("leave mlperf.division on auto, or take what resnet50-mlperf or ssd300-mlperf has"),
-    "caches-kept": Code("run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
-    "resumed": Code(
+    "not-closed": FindingCode("leave mlperf.division on auto, or take what resnet50-mlperf or ssd300-mlperf has"),
+    "caches-kept": FindingCode("run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
+    "resumed": FindingCode(
         "steps after the checkpoint were done again; the run's clock stood still in between, mlperf.log's did not",
         "info",
     ),
-    "checkpoint-damaged": Code("look after the disk; checkpoint.keep says how many are kept"),
-    "profiled": Code("its speed is not comparable: trainstone bench measures that", "info"),
-    "not-measured": Code("trainstone doctor says what would be needed", "info"),
-    "interrupted": Code("run it again for the full time: trainstone bench RUN/config.toml"),
-    "killed": Code("run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out", "error"),
-    "damaged-file": Code("the file was changed or cut after the run; the rest of the folder is shown"),
-    "out-of-memory": Code("take a smaller train.batch_size, or auto", "error"),
-    "run-failed": Code("see log.txt in the run folder", "error"),
-    "rank-failed": Code("launch/ in the run folder has what the ranks and their engine said", "error"),
-    "child-failed": Code("see the folder of that run under points/", "error"),
-    "profile-failed": Code("the speeds stand; see the folder of that run under points/"),
+    "checkpoint-damaged": FindingCode("look after the disk; checkpoint.keep says how many are kept"),
+    "profiled": FindingCode("its speed is not comparable: trainstone bench measures that", "info"),
+    "not-measured": FindingCode("trainstone doctor says what would be needed", "info"),
+    "interrupted": FindingCode("run it again for the full time: trainstone bench RUN/config.toml"),
+    "killed": FindingCode(
+        "run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out", "error"
+    ),
+    "damaged-file": FindingCode("the file was changed or cut after the run; the rest of the folder is shown"),
+    "out-of-memory": FindingCode("take a smaller train.batch_size, or auto", "error"),
+    "run-failed": FindingCode("see log.txt in the run folder", "error"),
+    "rank-failed": FindingCode("launch/ in the run folder has what the ranks and their engine said", "error"),
+    "child-failed": FindingCode("see the folder of that run under points/", "error"),
+    "profile-failed": FindingCode("the speeds stand; see the folder of that run under points/"),
 }
 
 WIDE_HALF_WIDTH = 0.05
@@ -136,7 +142,7 @@ def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
     return data_share > DATA_BOUND_SHARE or share_of_synthetic < 1 - DATA_BOUND_SHARE
 
 
-def tell_feeding(loader: schema.Loader, data_share: float) -> str:
+def tell_feeding(loader: schema.LoaderResult, data_share: float) -> str:
     share = loader.share_of_synthetic
     if share is None:
         return ""
@@ -146,7 +152,7 @@ def tell_feeding(loader: schema.Loader, data_share: float) -> str:
     return f"{'data-bound' if loader.data_bound else 'not data-bound'}: {against}; {waits}; {alone}"
 
 
-def check_feeding(loader: schema.Loader, data_share: float) -> list[schema.Finding]:
+def check_feeding(loader: schema.LoaderResult, data_share: float) -> list[schema.Finding]:
     findings = []
     if loader.data_bound:
         stages = loader.stage_seconds_per_image

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainstone.config.schema import Section
+from trainstone.config.schema import ConfigSection
 from trainstone.errors import ResultError
 from trainstone.results.schema.run import ComparisonRow, Result
 from trainstone.units import count_decimals, format_percent, format_share
@@ -18,7 +18,7 @@ PUBLISHED = "published"  # the word for all that fit
 VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "ada"})
 
 
-class Anchor(Section):
+class Anchor(ConfigSection):
     """One published figure; an absent key was not given."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]  # what to type after --to

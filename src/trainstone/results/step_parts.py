@@ -55,7 +55,7 @@ PLAIN_NAMES = {
 }
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     name: str
     seconds: float
     share: float
@@ -65,10 +65,10 @@ def mean_step(timeline: Timeline) -> float:
     return _mean(timeline.steps, "seconds")
 
 
-def average_parts(timeline: Timeline, names: dict[str, str] = PARTS) -> list[Part]:
+def average_parts(timeline: Timeline, names: dict[str, str] = PARTS) -> list[StepPart]:
     whole = mean_step(timeline)
     found = [(name, _mean(timeline.steps, field)) for name, field in names.items()]
-    return [Part(name, seconds, seconds / whole) for name, seconds in found if seconds > 0 and whole > 0]
+    return [StepPart(name, seconds, seconds / whole) for name, seconds in found if seconds > 0 and whole > 0]
 
 
 def tell_overhead(overhead: Overhead) -> str:

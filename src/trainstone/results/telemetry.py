@@ -31,7 +31,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample(Reading):
+class TelemetrySample(Reading):
     time_seconds: float
     step: int | None
 
@@ -41,12 +41,12 @@ _MEDIANS = tuple(name for name in NAMES if name not in ("energy_joules", "thrott
 HEADER = ",".join(("time_seconds", "step", *NAMES))
 
 
-def format_sample(sample: Sample) -> str:
+def format_sample(sample: TelemetrySample) -> str:
     cells = [f"{sample.time_seconds:.3f}", _format_cell(sample.step)]
     return ",".join(cells + [_format_cell(getattr(sample, name)) for name in NAMES]) + "\n"
 
 
-def iterate_samples(path: Path) -> Iterator[Sample]:
+def iterate_samples(path: Path) -> Iterator[TelemetrySample]:
     """Read a telemetry file line by line; a line that a kill or a full disk tore is dropped."""
     try:
         with path.open("rb") as file:
@@ -62,12 +62,12 @@ def iterate_samples(path: Path) -> Iterator[Sample]:
         raise ResultError(f"cannot read telemetry {path}: {error.strerror}") from error
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[TelemetrySample]:
     return list(iterate_samples(path))
 
 
 def summarise(
-    samples: Sequence[Sample], from_seconds: float, to_seconds: float, meter: str | None = None
+    samples: Sequence[TelemetrySample], from_seconds: float, to_seconds: float, meter: str | None = None
 ) -> dict[str, Any]:
     """Sum up the steady window: medians, and energy only from a counter, whose name is `meter`.
 
@@ -94,7 +94,9 @@ def summarise(
     return summary
 
 
-def _count_energy(samples: Sequence[Sample], from_seconds: float, to_seconds: float) -> tuple[float, float] | None:
+def _count_energy(
+    samples: Sequence[TelemetrySample], from_seconds: float, to_seconds: float
+) -> tuple[float, float] | None:
     """Return (joules, seconds they were counted over) in the window, or None without a counter that grows."""
     counter = [(s.time_seconds, s.energy_joules) for s in samples if s.energy_joules is not None]
     joules = seconds = 0.0
@@ -115,7 +117,7 @@ def _format_cell(value: float | str | None) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _parse(line: str) -> Sample | None:
+def _parse(line: str) -> TelemetrySample | None:
     cells = line.split(",")
     if len(cells) != len(NAMES) + 2:
         return None
@@ -129,4 +131,4 @@ def _parse(line: str) -> Sample | None:
         return None
     if "mem_used_bytes" in values:
         values["mem_used_bytes"] = int(values["mem_used_bytes"])
-    return Sample(time_seconds=time_seconds, step=step, throttle=cells[-1] or None, **values)
+    return TelemetrySample(time_seconds=time_seconds, step=step, throttle=cells[-1] or None, **values)

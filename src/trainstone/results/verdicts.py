@@ -90,7 +90,7 @@ def write_profile_verdict(title: str, timeline: Timeline) -> str:
 
 
 def write_runs_verdict(
-    title: str, combined: schema.Throughput, loaders: Sequence[schema.Loader], noise: Noise | None
+    title: str, combined: schema.Throughput, loaders: Sequence[schema.LoaderResult], noise: Noise | None
 ) -> str:
     verdict = f"{title}: {units.format_rate(combined.images_per_second)} images/s {describe_interval(combined)}"
     if loaders:

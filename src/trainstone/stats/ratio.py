@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 Judgement = Literal["faster", "slower", "no difference shown", "not judged"]
 
 
-class Throughput(Protocol):
+class MeasuredRate(Protocol):
     """What is compared, wherever it was measured."""
 
     @property
@@ -58,7 +58,7 @@ class Estimate:
     p_value: float | None  # two-sided, of the ratio being 1; below 0.05 exactly if the interval excludes 1
 
 
-def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate:
+def estimate_ratio(a: Sequence[MeasuredRate], b: Sequence[MeasuredRate]) -> Estimate:
     """Compare the runs of two sides; what the interval covers depends on how many there are.
 
     Of several with several: Welch's t with the degrees of freedom of Satterthwaite; the sides may scatter differently.
@@ -87,7 +87,7 @@ def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate
     return from_error(difference, math.sqrt(variance), df, "between runs")
 
 
-def estimate_share(runs: Sequence[Throughput], published: float, *, per: int = 1) -> Estimate:
+def estimate_share(runs: Sequence[MeasuredRate], published: float, *, per: int = 1) -> Estimate:
     """Return runs / per as a share of a figure without spread: the interval is the runs' own, p-value there is none."""
     centre = statistics.fmean(_logs(runs)) - math.log(per * published)
     if len(runs) > 1:
@@ -135,7 +135,7 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
-def _within_runs(a: Throughput, b: Throughput) -> Estimate:
+def _within_runs(a: MeasuredRate, b: MeasuredRate) -> Estimate:
     """Combine two intervals, each as lopsided as it is (MOVER, Zou & Donner 2008)."""
     rates = a.images_per_second, b.images_per_second
     difference = math.log(rates[0]) - math.log(rates[1])
@@ -161,7 +161,7 @@ def _p_value(distance: float, reach: float, quantile: float, df: float) -> float
     return min(1.0, 2 * student_t_tail(quantile * distance / reach, df))
 
 
-def _logs(runs: Sequence[Throughput]) -> list[float]:
+def _logs(runs: Sequence[MeasuredRate]) -> list[float]:
     return [math.log(run.images_per_second) for run in runs]
 
 

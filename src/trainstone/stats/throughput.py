@@ -29,7 +29,7 @@ _Z975 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Throughput:
+class ThroughputEstimate:
     images_per_second: float
     ci95: tuple[float, float] | None
     ci_covers: str  # "within this run", "between runs" or "not established: <why>"
@@ -101,7 +101,7 @@ def _t_factor(n: int, length: int) -> float:
     return student_t_quantile(0.975, max(1, math.floor(1.5 * (n / length - 1))))
 
 
-def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
+def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> ThroughputEstimate:
     """Return images over time of a run's steady window, with a 95 % interval that allows for autocorrelation.
 
     The bootstrap gives the shape (skew); the scale is the block standard error with Student's t, because with
@@ -115,7 +115,7 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
     rate = total_images / total_seconds
     if num_steps < MIN_STEADY_STEPS:
         why = f"not established: {format_count(num_steps, 'steady step')}, {MIN_STEADY_STEPS} needed"
-        return Throughput(rate, None, why, num_steps)
+        return ThroughputEstimate(rate, None, why, num_steps)
     size = math.ceil(num_steps / MAX_BINS)
     seconds, counts = sum_bins(seconds, size), sum_bins(counts, size)
     n = seconds.size
@@ -124,7 +124,7 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
     if n < MIN_BLOCKS * length:
         why = f"not established: the steps depend on each other over {length * size} steps, which leaves"
         why += f" {n // length} independent blocks, {MIN_BLOCKS} needed"
-        return Throughput(rate, None, why, num_steps)
+        return ThroughputEstimate(rate, None, why, num_steps)
     # Log of seconds per image, relative to what was measured, by moving blocks. The series is closed to a ring
     # (Politis & Romano 1992): otherwise the first and last steps count less.
     starts = np.random.default_rng(_SEED).integers(0, n, (_NUM_RESAMPLES, n // length))
@@ -139,7 +139,7 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
     shape = np.quantile(drawn, [0.025, 0.975]) / deviation if deviation > 1e-12 else np.array([-_Z975, _Z975])
     reach = shape * (_t_factor(n, length) / _Z975 * _standard_error(residual, length))
     low, high = float(rate * math.exp(-reach[1])), float(rate * math.exp(-reach[0]))
-    return Throughput(rate, (low, high), "within this run", num_steps)
+    return ThroughputEstimate(rate, (low, high), "within this run", num_steps)
 
 
 def half_width_quick(step_seconds: ArrayLike) -> float | None:
@@ -173,13 +173,13 @@ def precise_enough(step_seconds: ArrayLike, half_width: float = TARGET_HALF_WIDT
     return True
 
 
-def throughput_between(run_means: Sequence[float]) -> Throughput:
+def throughput_between(run_means: Sequence[float]) -> ThroughputEstimate:
     """Return the mean of runs' images per second, with Student's t over runs (Kalibera & Jones 2013)."""
     rate = float(np.mean(run_means))
     if len(run_means) < 2:
-        return Throughput(rate, None, "not established: 1 run, 2 needed", len(run_means))
+        return ThroughputEstimate(rate, None, "not established: 1 run, 2 needed", len(run_means))
     reach = student_t_reach(run_means)
-    return Throughput(rate, (rate - reach, rate + reach), "between runs", len(run_means))
+    return ThroughputEstimate(rate, (rate - reach, rate + reach), "between runs", len(run_means))
 
 
 def spread(step_seconds: ArrayLike) -> dict[str, float]:

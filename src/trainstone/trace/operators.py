@@ -10,7 +10,7 @@ import numpy.typing as npt
 from trainstone.formats.kineto import Kind, Trace
 from trainstone.results.schema.timeline import KernelTime, LaneTime, OperatorTime
 from trainstone.trace.spans import NS, Flags, Floats, Ints, Places, contains, lengths
-from trainstone.trace.view import View, find_named
+from trainstone.trace.view import TraceView, find_named
 
 TOP = 40
 _SLICE = 1 << 16
@@ -45,7 +45,7 @@ class Calling(NamedTuple):
     """... and for each the place in `rows` of the call that launched it, or of the operator if the call is missing."""
 
 
-def find_callers(view: View, counted: Collection[str]) -> Calling:
+def find_callers(view: TraceView, counted: Collection[str]) -> Calling:
     """Find the caller of each operator: the last begun operator of its lane that is still open when it starts.
 
     Of two with the same times the one of smaller external id is the caller. Kernels are matched to calls by
@@ -109,7 +109,7 @@ def _walk(rows: Iterator[tuple[Any, ...]], counted: list[bool]) -> Iterator[tupl
         times_open[name] += 1
 
 
-def list_operators(view: View, calling: Calling, total_ns: float) -> list[OperatorTime]:
+def list_operators(view: TraceView, calling: Calling, total_ns: float) -> list[OperatorTime]:
     """Return the operators that take most: of the device, or on a CPU of the host by their own time."""
     trace, rows, parent = view.trace, calling.rows, calling.parent
     start, end = trace.start_ns[rows], trace.end_ns[rows]
@@ -143,7 +143,7 @@ def list_operators(view: View, calling: Calling, total_ns: float) -> list[Operat
     ]
 
 
-def count_calls(view: View, calling: Calling) -> list[OperatorCalls]:
+def count_calls(view: TraceView, calling: Calling) -> list[OperatorCalls]:
     trace, rows, root = view.trace, calling.rows, calling.root
     begun = contains(view.windows, trace.start_ns[rows]) & ~calling.leaf
     chosen = np.flatnonzero((root == np.arange(len(rows))) & begun)
@@ -168,7 +168,7 @@ def count_calls(view: View, calling: Calling) -> list[OperatorCalls]:
     return sorted(found, key=lambda each: (-each.host_seconds, each.name, each.dims))
 
 
-def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
+def list_kernels(view: TraceView, total_ns: float) -> list[KernelTime]:
     trace = view.trace
     rows = np.flatnonzero((trace.kind >= Kind.KERNEL) & view.of_device)
     rows = rows[view.touching(rows)]
@@ -189,7 +189,7 @@ def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
     return sorted(found, key=lambda each: (-each.seconds, each.name, each.kind))[:TOP]
 
 
-def list_lanes(view: View) -> list[LaneTime]:
+def list_lanes(view: TraceView) -> list[LaneTime]:
     trace, kind = view.trace, view.trace.kind
     wanted = (kind == Kind.OPERATOR) | (kind == Kind.CALL) | (kind >= Kind.KERNEL)
     wanted |= (kind == Kind.MARK) & find_named(view.trace, COMMUNICATION)

@@ -21,7 +21,7 @@ MARK = re.compile(rf"{STEP.pattern}|{DATA.pattern}|{OPTIMIZER.pattern}|\A(forwar
 
 
 @dataclass(frozen=True)
-class View:
+class TraceView:
     trace: Trace  # its marks are marks, in old traces too
     steps: list[int]
     starts: Ints  # of the steps, in their order
@@ -60,7 +60,7 @@ def find_named(trace: Trace, pattern: re.Pattern[str]) -> Flags:
     return np.array([pattern.search(name) is not None for name in trace.names], np.bool_)[trace.name]
 
 
-def look_at(trace: Trace, file: str) -> View:
+def look_at(trace: Trace, file: str) -> TraceView:
     """Find steps, host and device; raise DataError where there is nothing to see."""
     if not len(trace.kind):
         told = f"{file}: {trace.num_events:,} events, none of them an operator or a kernel of torch's profiler"
@@ -90,7 +90,7 @@ def look_at(trace: Trace, file: str) -> View:
             devices[of_lane] = devices.get(of_lane, 0) + int(taken[number])
     device = max(devices, key=lambda number: (devices[number], number)) if devices else None
     streams = np.array([lane.device is not None and lane.device == device for lane in trace.lanes])
-    return View(
+    return TraceView(
         trace=trace,
         steps=steps,
         starts=starts,

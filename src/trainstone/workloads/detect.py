@@ -20,7 +20,7 @@ from trainstone.data.image.decode import decode
 from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
-from trainstone.models.boxes import Found, default_boxes, find_boxes, match
+from trainstone.models.boxes import FoundBoxes, default_boxes, find_boxes, match
 from trainstone.models.losses import detection_loss
 from trainstone.models.ssd import build_ssd
 from trainstone.results import coco_metrics
@@ -30,7 +30,7 @@ from trainstone.results.schema.quality import QualityPicture, ShownBox
 from trainstone.results.schema.run import Finding
 from trainstone.workloads import workload
 
-Boxes = TypeVar("Boxes", Truth, coco_metrics.Found)
+Boxes = TypeVar("Boxes", Truth, coco_metrics.Detections)
 ROW = ("picture", "kind", "label", "value", "left", "top", "right", "bottom", "area")
 """Columns. picture: its number in the source; label: class, negative for a row that is none; value: score of a found
 box, whether a true one is a crowd; edges in pixels of the stored picture, whose size those of a picture's row are."""
@@ -85,7 +85,7 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
     return loss
 
 
-def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, Tensor], Found]:
+def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, Tensor], FoundBoxes]:
     score, detect = build_scores(config, device), config.detect
     find = partial(
         find_boxes,
@@ -190,7 +190,7 @@ def list_doubts(config: Config) -> list[Finding]:
 
 class Rows(NamedTuple):
     truth: Truth
-    found: coco_metrics.Found
+    found: coco_metrics.Detections
     pictures: NDArray[np.int64]
     """Numbers of the pictures that were judged, rising."""
     sizes: NDArray[np.float64]
@@ -204,7 +204,7 @@ def split_rows(rows: NDArray[np.float32]) -> Rows:
     numbers, first = np.unique(pictures[:, 0].astype(np.int64), return_index=True)
     return Rows(
         Truth(*_columns(truth), area=truth[:, 8], crowd=truth[:, 3] > 0),
-        coco_metrics.Found(*_columns(found), score=found[:, 3]),
+        coco_metrics.Detections(*_columns(found), score=found[:, 3]),
         numbers,
         pictures[first, 6:8],
     )

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from trainstone.results.coco_metrics import Found, Truth
+from trainstone.results.coco_metrics import Detections, Truth
 
 
 def draw_boxes(
     random: np.random.Generator, *, num_pictures: int, num_classes: int, true: int, found: int
-) -> tuple[Truth, Found]:
+) -> tuple[Truth, Detections]:
     """Boxes from below 32 to above 96 pixels, in some of the pictures and classes; crowds; scores that repeat.
 
     Found boxes lie near true ones, some exactly on them, some without any width, many twice.
@@ -31,14 +31,14 @@ def draw_boxes(
     away = random.random(found) < 0.2
     picture = np.where(away, random.integers(num_pictures, size=found), truth.picture[near])
     label = np.where(random.random(found) < 0.2, random.integers(num_classes, size=found), truth.label[near])
-    return truth, Found(picture, label, moved, score)
+    return truth, Detections(picture, label, moved, score)
 
 
-def ask_pycocotools(truth: Truth, found: Found, num_pictures: int, num_classes: int, added_pixels: int = 0) -> Any:
+def ask_pycocotools(truth: Truth, found: Detections, num_pictures: int, num_classes: int, added_pixels: int = 0) -> Any:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    def place(boxes: Truth | Found, at: int, added: int = 0) -> dict[str, Any]:
+    def place(boxes: Truth | Detections, at: int, added: int = 0) -> dict[str, Any]:
         left, top, right, bottom = boxes.edges[at].tolist()
         bbox = [left, top, right - left + added, bottom - top + added]
         return {"image_id": int(boxes.picture[at]) + 1, "category_id": int(boxes.label[at]) + 1, "bbox": bbox}

@@ -15,10 +15,10 @@ from trainstone.data.recognise import OPENERS, open_dataset
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
 from trainstone.data.shard_plan import ENCODERS, make_plan
 from trainstone.data.storage.records import Encoder, Shard
-from trainstone.data.synthetic.dataset import GeneratedSource
-from trainstone.data.verify import Findings, verify
+from trainstone.data.synthetic.generated import GeneratedSource
+from trainstone.data.verify import VerifyFindings, verify
 from trainstone.errors import DataError
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.machine.ranks import Rank
 
 STORAGES = ("recordio", "tfrecord", "folder", "wds")
@@ -108,14 +108,14 @@ def make_encoder(storage: Any, kind: str = "classify") -> Encoder:
     return ENCODERS[storage](kind, CLASSES, 1)
 
 
-def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[Span]:
-    spans, told = list[Span](), list[tuple[str, ...]]()
+def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[ByteSpan]:
+    spans, told = list[ByteSpan](), list[tuple[str, ...]]()
     with path.open("wb") as file:
         for number, sample in enumerate(samples):
             made = encoder.encode(sample, number, look(sample.image))
             at = file.tell()
             file.writelines(made.buffers)
-            spans.append(Span(at, file.tell() - at))
+            spans.append(ByteSpan(at, file.tell() - at))
             told.append(encoder.lines(made, spans[-1]))
         file.write(encoder.tail)
     for number, name in enumerate(encoder.sidecars(Shard("train", path.name, 0, len(spans)))):
@@ -127,12 +127,12 @@ def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list
     return spans
 
 
-def check(path: Path) -> Findings:
+def check(path: Path) -> VerifyFindings:
     manifest = read_manifest(path) if path.is_dir() else None
     return list(verify(open_dataset(path, classes=False), 2, manifest, path))[-1]
 
 
-def locate(path: Path, storage: str) -> list[Span]:
+def locate(path: Path, storage: str) -> list[ByteSpan]:
     with contextlib.closing(READERS[storage](path)) as shard:
         return list(shard.file.spans())
 

@@ -16,8 +16,8 @@ from support.builders.results import write_run
 from support.builders.training_results import make_training
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.engine.dataset import order_pictures
 from trainstone.engine.event_schedule import Cadence
+from trainstone.engine.training_data import order_pictures
 from trainstone.machine.page_cache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet

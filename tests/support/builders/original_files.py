@@ -8,7 +8,7 @@ from typing import Any
 
 from trainstone.config.load import load_config
 from trainstone.measure.recorder import StepRecorder
-from trainstone.originals.output_file import Facts, has_decay
+from trainstone.originals.output_file import RunFacts, has_decay
 from trainstone.originals.registry import list_writers
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import Status
@@ -19,11 +19,11 @@ FIRST_START, STEP_SECONDS, EVAL_SECONDS = 3.0, 0.5, 4.0
 METRICS = {"top1": 37871 / 49920, "top5": 46337 / 49920, "loss": 1.25}
 
 
-def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **changes: Any) -> Facts:
+def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **changes: Any) -> RunFacts:
     """Facts of a recipe of that original: 4 ranks x 256, 10 steps an epoch, 5 epochs."""
     config = load_config("ssd300-mlperf" if name == "mlperf_ssd" else f"resnet50-{name}", settings=settings)
     place = {"kind": kind, "config": config, "folder": folder, "began": BEGAN, "ranks": 4, "device": 2}
-    return Facts(**place | {"global_batch": 1024, "train_pictures": 10240, "steps": 50} | changes)
+    return RunFacts(**place | {"global_batch": 1024, "train_pictures": 10240, "steps": 50} | changes)
 
 
 def make_step(step: int, evaluations: Sequence[int] = (), **changes: Any) -> StepRecord:
@@ -39,13 +39,13 @@ def make_evaluation(step: int, evaluations: Sequence[int] = ()) -> Evaluation:
     return Evaluation(epoch=step / 10, step=step, seconds=over, eval_seconds=EVAL_SECONDS, metrics=METRICS, images=512)
 
 
-def resume(facts: Facts, first: int, evaluations: Sequence[int] = ()) -> Facts:
+def resume(facts: RunFacts, first: int, evaluations: Sequence[int] = ()) -> RunFacts:
     history = tuple(make_evaluation(step, evaluations) for step in evaluations if step <= first)
     return replace(facts, first_step=first, history=history)
 
 
 def play(
-    facts: Facts, last: int, *, status: Status | None = "ok", evaluations: Sequence[int] = (), **changes: Any
+    facts: RunFacts, last: int, *, status: Status | None = "ok", evaluations: Sequence[int] = (), **changes: Any
 ) -> None:
     """Run from the first step to before `last`: the step file, and the original's files. status None: it is killed."""
     facts.folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ from trainstone.results.compare import compare
 from trainstone.results.schema import dataset
 from trainstone.results.schema.data_bench import Feeding
 from trainstone.results.schema.quality import Quality, QualityPicture, QualityTable, ShownBox
-from trainstone.results.schema.run import Loader
+from trainstone.results.schema.run import LoaderResult
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.verdicts import write_data_verdict
 
@@ -98,7 +98,7 @@ def write_fed(folder: Path) -> Path:
     synthetic = {"synthetic_images_per_second": 100.0, "synthetic_ci95": (99.0, 101.0)}
     stored = {"threads": 2, "engine": "threads", "pictures": 1000, "storage": "RecordIO", "digest": "x"}
     stages = {"stage_seconds_per_image": {"read": 1e-3, "decode": 3e-3}}
-    return write_run(folder, make_result("fed", 90.0, loader=Loader(**measured, **synthetic, **stored, **stages)))
+    return write_run(folder, make_result("fed", 90.0, loader=LoaderResult(**measured, **synthetic, **stored, **stages)))
 
 
 def find_things(number: int) -> list[ShownBox]:

@@ -7,7 +7,7 @@ from PIL import Image
 
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Sample
-from trainstone.data.synthetic.dataset import GeneratedSource
+from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, pack_labels, pack_parts
 
 SYNSETS = {

@@ -15,7 +15,7 @@ from trainstone.files import dump_json
 from trainstone.machine.noise import Noise
 from trainstone.results.loader_speed import rate_per_core
 from trainstone.results.schema.data_bench import Demand, Feeding, Stage, ThreadPoint
-from trainstone.results.schema.run import Device, Point, Process, Recipe, Result, Throughput, World
+from trainstone.results.schema.run import Device, Point, Process, Recipe, Result, Throughput, WorldSize
 from trainstone.results.schema.timeline import Timeline
 
 A100 = Demand(device="NVIDIA A100", devices=8, images_per_second=20_000, how="given")
@@ -48,7 +48,7 @@ def make_result(
         "status": "ok" if rate else "interrupted",
         "recipe": Recipe(name=config.name, version=config.version, sha256="0"),
         "process": Process(host=host, pid=1, started_utc="2026-01-01T00:00:00+00:00"),
-        "world": World(ranks=ranks),
+        "world": WorldSize(ranks=ranks),
         "throughput": rate and Throughput(images_per_second=rate, **window),
         "noise": Noise(grade=grade, reasons=()) if grade else None,
         "devices": [Device(host=host, name=device, label="cpu")],

@@ -13,7 +13,7 @@ from support.processes.flows import follow
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.flows import child_runs
-from trainstone.flows.sweep.plan import Plan, make_plan
+from trainstone.flows.sweep.plan import SweepPlan, make_plan
 from trainstone.flows.sweep.run import run_sweep
 from trainstone.machine.facts import read_software
 from trainstone.results.run_folder import RunFolder, create_run
@@ -44,7 +44,7 @@ def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:
     return [make_row(batch, batch / (fixed + per_image * batch)) for batch in batches]
 
 
-def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **asked: Any) -> Plan:
+def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **asked: Any) -> SweepPlan:
     return make_plan(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **asked)
 
 
@@ -56,9 +56,9 @@ def write_fake_result(folder: Path) -> Path:
 
 
 def run_fake(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan, folder: Path, run: RunFolder | None = None, **happens: str
+    monkeypatch: pytest.MonkeyPatch, plan: SweepPlan, folder: Path, run: RunFolder | None = None, **happens: str
 ) -> RunFolder:
-    """Run a sweep whose points are tests/support/processes/fake_point.py; `happens` as batch_4="memory" or profile_4="loss"."""
+    """Run a sweep whose points are processes/fake_point.py; `happens` as batch_4="memory" or profile_4="loss"."""
     table = {name.removeprefix("batch_").replace("_", " "): action for name, action in happens.items()}
     monkeypatch.setenv("FAKE_POINTS", json.dumps(table))
     monkeypatch.setenv("FAKE_RESULT", str(write_fake_result(folder.parent)))

@@ -29,9 +29,9 @@ from trainstone.data import manifest
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
 from trainstone.data.sample import DataSet, Sample, Split
-from trainstone.data.verify import Bad, Findings
+from trainstone.data.verify import BadSample, VerifyFindings
 from trainstone.errors import ConfigError
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.models.resnet import build_resnet
 
 
@@ -141,15 +141,18 @@ def test_what_was_mended_and_left_out_is_told(capsys, monkeypatch: pytest.Monkey
     assert lines[-2] == "          and 7 more: manifest.json names them"
 
 
-BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg", None, Span(0, 0), "y.jpg", "empty")]
+BAD = [
+    BadSample("set/x.rec", 3, ByteSpan(70, 9), "a/1.jpg", "truncated"),
+    BadSample("set/y.jpg", None, ByteSpan(0, 0), "y.jpg", "empty"),
+]
 
 
 @pytest.mark.parametrize(
     ("findings", "lines"),
     [
-        (Findings(2, 1024), ["2 records, 1 KiB: all good"]),
+        (VerifyFindings(2, 1024), ["2 records, 1 KiB: all good"]),
         (
-            Findings(2, 1024, BAD),
+            VerifyFindings(2, 1024, BAD),
             [
                 "set/x.rec, record 3 at byte 70 (a/1.jpg): truncated",
                 "set/y.jpg: empty",
@@ -158,7 +161,7 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
             ],
         ),
         (
-            Findings(2, 1024, [], [Path("set/x.idx")]),
+            VerifyFindings(2, 1024, [], [Path("set/x.idx")]),
             [
                 "set/x.idx: does not fit its records",
                 "2 records, 1 KiB: all good",
@@ -166,7 +169,9 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
             ],
         ),
         (
-            Findings(2, 1024, [Bad("set/x.tar", None, Span(0, 0), "", "CRC-32C 1; manifest.json says 2")]),
+            VerifyFindings(
+                2, 1024, [BadSample("set/x.tar", None, ByteSpan(0, 0), "", "CRC-32C 1; manifest.json says 2")]
+            ),
             [
                 "set/x.tar: CRC-32C 1; manifest.json says 2",
                 "2 records, 1 KiB: 1 bad",
@@ -175,7 +180,7 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
         ),
     ],
 )
-def test_findings(capsys, findings: Findings, lines: list[str]):
+def test_findings(capsys, findings: VerifyFindings, lines: list[str]):
     print_findings(Path("a set"), "WebDataset", findings, as_json=False)
     assert capsys.readouterr().out.splitlines() == lines
 
@@ -183,7 +188,7 @@ def test_findings(capsys, findings: Findings, lines: list[str]):
 def test_names_are_not_obeyed(capsys, monkeypatch: pytest.MonkeyPatch):
     evil = Path(EVIL_NAME)
     print_made(monkeypatch, evil, "wds", [("a", EVIL)], [(EVIL, EVIL)])
-    findings = Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil])
+    findings = VerifyFindings(1, 1, [BadSample(EVIL, 0, ByteSpan(0, 1), EVIL, EVIL)], [evil])
     print_findings(evil, EVIL, findings, as_json=False)
     out = capsys.readouterr().out
     assert not hidden(out)

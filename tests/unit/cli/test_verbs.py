@@ -25,7 +25,7 @@ from trainstone.errors import (
 from trainstone.launch import failure_report
 from trainstone.machine import supervisor
 from trainstone.machine.signals import StopSignals
-from trainstone.machine.supervisor import Plan
+from trainstone.machine.supervisor import LaunchPlan
 from trainstone.results.compare import compare
 
 
@@ -111,7 +111,7 @@ def test_eval_asks_for_one_of_them(tmp_path: Path):
     refuse_repeated(tmp_path / "nothing")
 
 
-PLAN = Plan("mpi", ("mpirun",), {"TRAINSTONE_LAUNCH": "mpi-1"}, attempts=3)
+PLAN = LaunchPlan("mpi", ("mpirun",), {"TRAINSTONE_LAUNCH": "mpi-1"}, attempts=3)
 
 
 def follow(

@@ -13,7 +13,7 @@ from trainstone.data.image.inspect import look
 from trainstone.data.info import summarise
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
 from trainstone.data.storage.records import Glance
-from trainstone.data.synthetic.dataset import GeneratedSource, generate
+from trainstone.data.synthetic.generated import GeneratedSource, generate
 
 
 class Telling(Listed):

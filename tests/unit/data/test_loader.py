@@ -16,7 +16,7 @@ from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.pipeline.order import TrainOrder
 from trainstone.data.sample import Box, Sample, Source
 from trainstone.data.splits import open_split
-from trainstone.data.synthetic.dataset import GeneratedSource
+from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 

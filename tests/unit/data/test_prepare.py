@@ -50,8 +50,8 @@ from trainstone.data.manifest import (
 from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
-from trainstone.data.shard_plan import Plan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
-from trainstone.data.synthetic.dataset import GeneratedSource, generate
+from trainstone.data.shard_plan import DataSetPlan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
+from trainstone.data.synthetic.generated import GeneratedSource, generate
 from trainstone.errors import DataError, MachineError
 from trainstone.machine.ranks import Rank
 
@@ -69,12 +69,12 @@ class MadeUp(Listed):
         return super().read(index)
 
 
-def plan_for(storage: str, source: Listed, kind: str = "classify", **wishes) -> Plan:
+def plan_for(storage: str, source: Listed, kind: str = "classify", **wishes) -> DataSetPlan:
     found = DataSet(kind, "made up", CLASSES, [Split("train", source)], "made-up")
     return make_plan(found, storage, **wishes)
 
 
-def run(plan: Plan, target: Path) -> Any:
+def run(plan: DataSetPlan, target: Path) -> Any:
     """Write a plan; return the manifest."""
     for _ in prepare.prepare(plan, target, Rank(), 2):
         pass

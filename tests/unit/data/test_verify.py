@@ -24,11 +24,11 @@ from support.builders.data_sets import (
 )
 from trainstone.data.manifest import read_manifest, write_manifest
 from trainstone.data.sample import Box, Sample
-from trainstone.data.verify import Findings
-from trainstone.formats.files import Span
+from trainstone.data.verify import VerifyFindings
+from trainstone.formats.files import ByteSpan
 
 
-def records(findings: Findings) -> list[tuple[int | None, Span]]:
+def records(findings: VerifyFindings) -> list[tuple[int | None, ByteSpan]]:
     """Number and place of the bad records; what a manifest says of whole files is left out."""
     return [(one.record, one.span) for one in findings.bad if one.record is not None]
 

@@ -91,9 +91,9 @@ def test_borders_in_strings_and_inner_lists_are_not_borders(tmp_path: Path, monk
     """Of 100,000 places that look like a border 34 are, and no text is decoded again and again."""
     decoded = []
     monkeypatch.setattr(
-        kineto._Reader,
+        kineto._TraceReader,
         "_take",
-        lambda *given, take=kineto._Reader._take, **more: decoded.append(len(given[1])) or take(*given, **more),
+        lambda *given, take=kineto._TraceReader._take, **more: decoded.append(len(given[1])) or take(*given, **more),
     )
     events = [host("},{" * 5000 + str(number), number, 1) for number in range(30)]
     events += [host(f"op {number}", number, 1, list=[{"a": {}}, {"b": "]}"}] * 10_000) for number in range(4)]

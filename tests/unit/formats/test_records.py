@@ -19,7 +19,7 @@ from support.builders.damage import quick, real_data, write
 from support.builders.raw_data_sets import pack_image, pack_payload
 from trainstone.errors import DataError
 from trainstone.formats import recordio, tfrecord
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.formats.recordio import (
     MAGIC_BYTES,
     ImageRecord,
@@ -31,7 +31,7 @@ from trainstone.formats.recordio import (
     rebuild_index,
     unpack_image,
 )
-from trainstone.formats.tar import END, Member, WdsFile, member
+from trainstone.formats.tar import END, TarMember, WdsFile, member
 from trainstone.formats.tfrecord import (
     Feature,
     TFRecordFile,
@@ -159,7 +159,7 @@ def test_an_index_is_read_back_in_its_own_order_and_rebuilt(tmp_path: Path):
     assert recordio.read_index(write(tmp_path / "b.idx", b"1\t2\r\n\r\n 3 \t 4")) == [(1, 2), (3, 4)]
     first, second = (pack_image(ImageRecord((0.0,), key, b"x" * 9)) for key in (7, 3))
     assert rebuild_index(write(tmp_path / "a.rec", first + second)) == [(7, 0), (3, len(first))]
-    spans = [Span(0, 16), Span(16, 17)]
+    spans = [ByteSpan(0, 16), ByteSpan(16, 17)]
     assert "".join(map(tfrecord.index_line, spans)) == "0 16\n16 17\n"
     assert tfrecord.read_index(write(tmp_path / "idx", b"0 16\r\n\n16 17")) == spans
 
@@ -378,8 +378,11 @@ def test_samples_are_read_back_from_any_of_them_on(tmp_path):
     path = write(tmp_path / "a.tar", TAR)
     with WdsFile(path) as file:
         samples = list(file.samples())
-        assert [(sample.key, sample.span) for sample in samples] == [("a", Span(0, 2560)), ("d/b", Span(2560, 1536))]
-        assert samples[0].members["cls"] == Member("a.cls", Span(2048, 1), Span(1536, 1024), is_file=True)
+        assert [(sample.key, sample.span) for sample in samples] == [
+            ("a", ByteSpan(0, 2560)),
+            ("d/b", ByteSpan(2560, 1536)),
+        ]
+        assert samples[0].members["cls"] == TarMember("a.cls", ByteSpan(2048, 1), ByteSpan(1536, 1024), is_file=True)
         assert [entry.name for entry in samples[1].members.values()] == ["d/b.seg.PNG", "d/b.json"]
         assert list(file.spans(2560)) == [samples[1].span]
         assert file.first_sample(2560) == samples[1]

@@ -13,7 +13,7 @@ from trainstone.config.schema import Config, LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError, ResultError
 from trainstone.launch import local, mpi, verb
 from trainstone.launch.local import check_room, choose_ranks, plan_local
-from trainstone.launch.mpi import Options, check_start, plan_mpi, read_hostfile, read_hosts
+from trainstone.launch.mpi import MpiOptions, check_start, plan_mpi, read_hostfile, read_hosts
 from trainstone.launch.verb import prepare_folder, read_verb
 from trainstone.machine.cpus import Cores
 from trainstone.results.run_folder import create_run
@@ -75,7 +75,9 @@ def test_hosts_and_slots(tmp_path: Path):
 
 def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local.os, "geteuid", lambda: 1000)
-    plan = plan_mpi(make_verb("x; y"), Path("/r/run"), "mpi-1", Options(host="n1:4,n2:4", words="--mca btl 'tcp,self'"))
+    plan = plan_mpi(
+        make_verb("x; y"), Path("/r/run"), "mpi-1", MpiOptions(host="n1:4,n2:4", words="--mca btl 'tcp,self'")
+    )
     words = list(plan.command)
     assert words[:5] == ["mpirun", "-np", "8", "--host", "n1:4,n2:4"]
     assert words[words.index("--bind-to") + 1] == "none"
@@ -89,7 +91,7 @@ def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
 
 def test_ranks_of_the_system_and_an_image():
     system = System(name="s", summary="s", nodes=2, devices_per_node=4, launch=LaunchConfig(container="a.sif"))
-    plan = plan_mpi(make_verb(system=system), Path("/r/run"), "x", Options(max_restarts=2))
+    plan = plan_mpi(make_verb(system=system), Path("/r/run"), "x", MpiOptions(max_restarts=2))
     assert plan.command[2] == "8"
     assert plan.attempts == 3
     inside = plan.command[plan.command.index("exec") + 1 :]
@@ -99,10 +101,10 @@ def test_ranks_of_the_system_and_an_image():
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="number of ranks is not known"):
-        plan_mpi(make_verb(), Path("/r"), "x", Options())
+        plan_mpi(make_verb(), Path("/r"), "x", MpiOptions())
     with pytest.raises(ConfigError, match="both name hosts"):
-        plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, host="a", hostfile=Path("b")))
-    options = Options(ranks=2, container="a.sif")
+        plan_mpi(make_verb(), Path("/r"), "x", MpiOptions(ranks=2, host="a", hostfile=Path("b")))
+    options = MpiOptions(ranks=2, container="a.sif")
     plan = plan_mpi(make_verb(), Path("/r"), "x", options)
     monkeypatch.setattr(mpi.shutil, "which", lambda name: None)
     with pytest.raises(MachineError, match="no mpirun"):

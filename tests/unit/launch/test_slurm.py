@@ -19,8 +19,8 @@ from trainstone.launch.slurm import (
     FORGOTTEN,
     OWN,
     Job,
-    Options,
     RefusedError,
+    SlurmOptions,
     add_system,
     conclude_job,
     delayed_interrupt,
@@ -43,7 +43,7 @@ NASTY = ("x; touch hacked", "two  words", "$(touch hacked)", "`touch hacked`", "
 
 
 def script_of(*arguments: str, **options: Any) -> str:
-    return write_script(make_verb(*arguments), Options(**options), RUN, HERE)
+    return write_script(make_verb(*arguments), SlurmOptions(**options), RUN, HERE)
 
 
 def directives(script: str) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_container_sees_the_folders_of_the_job():
     binds = "--bind /home/me/work --bind /shared/runs"
     assert f"apptainer exec --nv {binds} 'image 1.sif' python3 -P -m trainstone train resnet50" in script
     assert f"apptainer exec {binds} 'image 1.sif' python3 -P -m trainstone.launch.failure_report" in script
-    script = write_script(make_verb("demo-classify"), Options(), Path("/runs/50%j"), HERE)
+    script = write_script(make_verb("demo-classify"), SlurmOptions(), Path("/runs/50%j"), HERE)
     assert "--output=/runs/50%%j/launch/engine-%j.log" in directives(script)  # not Slurm's own %j
 
 
@@ -67,7 +67,7 @@ def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
     (tools / "srun").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > words\necho 8 > "$TRAINSTONE_RUN/launch/code"\n')
     (tools / "srun").chmod(0o755)
     system = System(name="s", summary="s", launch=LaunchConfig(environment={"ODD": word}))
-    options = Options(partition=word, account=word, container=word, sbatch=(f"comment={word}",))
+    options = SlurmOptions(partition=word, account=word, container=word, sbatch=(f"comment={word}",))
     script = tmp_path / "job.sh"
     script.write_text(write_script(make_verb(word, "--set", word, system=system), options, run, HERE))
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
@@ -95,9 +95,9 @@ def test_a_line_break_cannot_make_a_directive_nor_a_variable_name_a_command(tmp_
 
 def test_a_sweep_has_one_rank():
     verb = make_verb("demo-classify", name="sweep")
-    assert "--ntasks-per-node=1" in directives(write_script(verb, Options(), RUN, HERE))
+    assert "--ntasks-per-node=1" in directives(write_script(verb, SlurmOptions(), RUN, HERE))
     with pytest.raises(ConfigError, match="sweep runs on one rank, not on 2"):
-        write_script(verb, Options(nodes=2), RUN, HERE)
+        write_script(verb, SlurmOptions(nodes=2), RUN, HERE)
 
 
 def run_job(
@@ -113,7 +113,7 @@ def run_job(
     for program, text in (programs | {"scontrol": f'echo "$*" >> {folder}/requeued'}).items():
         (tools / program).write_text(f'#!/bin/bash\nrun="$TRAINSTONE_RUN"\n{text}\n')
         (tools / program).chmod(0o755)
-    script = write_script(make_verb("demo-classify", name=name), Options(requeue=True), run, HERE, fleet)
+    script = write_script(make_verb("demo-classify", name=name), SlurmOptions(requeue=True), run, HERE, fleet)
     script = script.replace(f"\n{TRAINSTONE[0]} ", "\npython ")  # the line that finds the cause of a failure
     told = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environment}
     log = run / "launch" / "engine-7.log"
@@ -204,7 +204,7 @@ def test_time_limits(time: str, seconds: int | None):
     ],
 )
 def test_a_rank_for_each_device(gres: str | None, ranks: int):
-    assert add_system(Options(gres=gres), None).ranks_per_node == ranks
+    assert add_system(SlurmOptions(gres=gres), None).ranks_per_node == ranks
 
 
 LINE = (

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainstone.measure import flops
-from trainstone.measure.flops import Op, Work, count_work, estimate_training_bytes, roofline_seconds
+from trainstone.measure.flops import Op, StepWork, count_work, estimate_training_bytes, roofline_seconds
 from trainstone.models.resnet import build_resnet
 
 BATCH = 2
@@ -24,7 +24,7 @@ def make_step(depth: int, batch: int) -> Callable[[], Tensor]:
 
 
 @functools.cache
-def resnet50_work(batch: int) -> Work:
+def resnet50_work(batch: int) -> StepWork:
     return count_work(make_step(50, batch))
 
 
@@ -32,7 +32,7 @@ def meta(*shape: int) -> Tensor:
     return torch.empty(*shape, device="meta", requires_grad=True)
 
 
-def find(work: Work, name: str) -> Op:
+def find(work: StepWork, name: str) -> Op:
     (op,) = [op for op in work.ops if op.name.split(".")[1] == name]
     return op
 
@@ -110,7 +110,7 @@ def test_roofline_of_known_operators():
 
 
 def test_memory_estimate_by_hand():
-    work = Work(0, 0, saved_tensor_bytes=(200, 100, 20), parameter_bytes=1000, ops=())
+    work = StepWork(0, 0, saved_tensor_bytes=(200, 100, 20), parameter_bytes=1000, ops=())
     assert estimate_training_bytes(work) == round(3000 + 320 + flops.HEAP_HOLES_FACTOR * 320)
     mapped = estimate_training_bytes(work, heap_block_bytes=150)  # the block of 200 leaves no hole
     assert mapped == round(3000 + 320 + flops.HEAP_HOLES_FACTOR * 120)

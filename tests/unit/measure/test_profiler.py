@@ -13,12 +13,12 @@ from trainstone.engine.loop import train_steps
 from trainstone.engine.task import build_task
 from trainstone.machine.ranks import Rank
 from trainstone.measure.clock import HostTimer
-from trainstone.measure.profiler import Capture, Window, profiler_range
+from trainstone.measure.profiler import Capture, ProfileWindow, profiler_range
 
 CPU = torch.device("cpu")
 
 
-def capture_steps(target: Path, window: Window, *, fail_at: int | None = None) -> None:
+def capture_steps(target: Path, window: ProfileWindow, *, fail_at: int | None = None) -> None:
     values = torch.ones(8, 8)
     with Capture(target, CPU, Rank(3, 8, 1), window) as capture:
         for number in range(window.begin, window.end):
@@ -29,9 +29,9 @@ def capture_steps(target: Path, window: Window, *, fail_at: int | None = None) -
             capture.step(number)
 
 
-@pytest.mark.parametrize("window", [Window(7, 8, 10), Window(0, 0, 2), Window(41, 44, 45)])
+@pytest.mark.parametrize("window", [ProfileWindow(7, 8, 10), ProfileWindow(0, 0, 2), ProfileWindow(41, 44, 45)])
 def test_the_trace_holds_the_steps_of_the_window_by_their_own_numbers(
-    tmp_path: Path, window: Window, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, window: ProfileWindow, capfd: pytest.CaptureFixture[str]
 ):
     target = tmp_path / "trace" / "rank0003.json.gz"
     capture_steps(target, window)
@@ -49,9 +49,9 @@ def test_the_trace_holds_the_steps_of_the_window_by_their_own_numbers(
 
 def test_a_failure_leaves_no_trace_and_profiling_works_again(tmp_path: Path):
     with pytest.raises(RuntimeError, match="in the middle"):
-        capture_steps(tmp_path / "t.json.gz", Window(1, 2, 5), fail_at=3)
+        capture_steps(tmp_path / "t.json.gz", ProfileWindow(1, 2, 5), fail_at=3)
     assert not list(tmp_path.iterdir())
-    capture_steps(tmp_path / "t.json.gz", Window(1, 2, 3))
+    capture_steps(tmp_path / "t.json.gz", ProfileWindow(1, 2, 3))
     assert (tmp_path / "t.json.gz").is_file()
 
 

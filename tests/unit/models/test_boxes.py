@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainstone.models import boxes as boxes_module
-from trainstone.models.boxes import Found, decode, default_boxes, encode, find_boxes, match, to_centres, to_edges
+from trainstone.models.boxes import FoundBoxes, decode, default_boxes, encode, find_boxes, match, to_centres, to_edges
 
 # MLPerf's SSD300, as its paper and its reference tell them.
 CELLS, STEPS = (38, 19, 10, 5, 3, 1), (8, 16, 32, 64, 100, 300)
@@ -219,7 +219,7 @@ def find_slowly(
     return [(label, chance, tuple(min(max(side, 0.0), 1.0) for side in box)) for label, chance, box in kept[:most]]
 
 
-def check_found(scores: Tensor, offsets: Tensor, defaults: Tensor, **asked) -> Found:
+def check_found(scores: Tensor, offsets: Tensor, defaults: Tensor, **asked) -> FoundBoxes:
     found = find_boxes(scores, offsets, defaults, **asked)
     most = asked["most"]
     shapes = [tuple(part.shape) for part in found]

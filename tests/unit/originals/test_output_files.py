@@ -19,7 +19,7 @@ from trainstone.formats.iterdur import RankPlace, read_iterdur
 from trainstone.formats.timehistory import read_timehistory
 from trainstone.originals.mlperf.result_line import ResultLine
 from trainstone.originals.mlperf_ssd.training_lines import SsdLog
-from trainstone.originals.output_file import Facts, Seat, list_events
+from trainstone.originals.output_file import RunFacts, Seat, list_events
 from trainstone.originals.registry import list_writers
 from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord, StepWriter
@@ -298,7 +298,7 @@ def test_a_run_that_did_not_end_has_no_time(tmp_path: Path, status, last: int):
     assert not table.exists() or [row["train_time"] for row in read_table(tmp_path)] == [""]
 
 
-def make_ranks(folder: Path, seats: tuple[Seat, ...] = HERE, **changes: Any) -> Facts:
+def make_ranks(folder: Path, seats: tuple[Seat, ...] = HERE, **changes: Any) -> RunFacts:
     return make_facts(folder, "sc22", device=0, seats=seats, **changes)
 
 

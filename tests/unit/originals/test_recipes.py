@@ -13,10 +13,10 @@ from support.builders.damage import real_data
 from trainstone.config.load import list_shipped, load_config, load_system
 from trainstone.config.schema import Config
 from trainstone.data.splits import open_split
-from trainstone.engine.dataset import IMAGENET_PICTURES, order_pictures
 from trainstone.engine.event_schedule import Cadence
 from trainstone.engine.optim import decay_term, group_parameters, split_parameters
 from trainstone.engine.task import build_task, plan_rate
+from trainstone.engine.training_data import IMAGENET_PICTURES, order_pictures
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.originals.mlperf.training_log import measure_sizes
 from trainstone.workloads.registry import WORKLOADS

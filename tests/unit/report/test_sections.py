@@ -22,7 +22,7 @@ from support.builders.training_results import (
     write_training,
 )
 from support.servers.browser import Browser
-from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
+from trainstone.report.blocks import CodeBlock, FactsBlock, Figure, Gallery, Links, Prose, Section
 from trainstone.report.dataset import build_dataset_page, name_classes
 from trainstone.report.page import Page, render, write_report
 from trainstone.report.sections import profile, quality
@@ -286,7 +286,7 @@ def test_only_a_trace_within_the_run_folder_is_linked(tmp_path: Path, trace: str
     (tmp_path / "other.json").write_text("{}")
     section = find(page_of(write_profile(tmp_path, make_timeline(trace=trace))), "breakdown")
     assert not blocks(section, Links)
-    assert blocks(section, Facts)[-1].rows == [("trace", f"{trace}, which is not in the run folder")]
+    assert blocks(section, FactsBlock)[-1].rows == [("trace", f"{trace}, which is not in the run folder")]
 
 
 def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_path: Path):
@@ -297,7 +297,7 @@ def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_pa
     assert table.keys[0][1] == sum(table.keys[0][1:2])
     (table,) = blocks(find(page, "kernels"), Table)
     assert len(table.rows[0][0]) == 72 < 1800 < len(str(table.keys[0][0]))
-    assert table.keys[0][0] in blocks(find(page, "kernels"), Code)[0].text
+    assert table.keys[0][0] in blocks(find(page, "kernels"), CodeBlock)[0].text
     row = rows_of(figures(page)["kernels"].spec, "", "whole")[0]
     assert (len(row["label"].rpartition(":")[0]), len(row["whole"])) == (36, 600)
 

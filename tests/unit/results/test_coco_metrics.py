@@ -11,7 +11,7 @@ from support.builders.damage import real_data
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
 from trainstone.results import coco_metrics
-from trainstone.results.coco_metrics import Found, Truth, list_tables, score_boxes
+from trainstone.results.coco_metrics import Detections, Truth, list_tables, score_boxes
 from trainstone.results.schema.quality import QualityTable
 
 BOTH = sorted(coco_metrics.EVALUATORS)
@@ -24,11 +24,11 @@ def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd:
     return Truth(picture * same, label * same, edges, area, same * crowd > 0)
 
 
-def found_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0) -> Found:
+def found_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0) -> Detections:
     """Boxes of left, top, right, bottom, score."""
     rows = np.array(boxes, float).reshape(-1, 5)
     same = np.ones(len(rows), np.int64)
-    return Found(picture * same, label * same, rows[:, :4], rows[:, 4])
+    return Detections(picture * same, label * same, rows[:, :4], rows[:, 4])
 
 
 def join(*truths: Truth) -> Truth:
@@ -53,7 +53,7 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
         np.array([item.crowd for item in instances.annotations]),
     )
     boxes = np.array([item["bbox"] for item in results])
-    found = Found(
+    found = Detections(
         np.array([picture[item["image_id"]] for item in results]),
         np.array([numbers[item["category_id"]] - 1 for item in results]),
         np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
@@ -123,7 +123,7 @@ def test_without_a_box_to_find_there_is_one_clear_error():
 
 def test_boxes_that_are_no_numbers_are_left_out():
     found = found_of((0, 0, 50, 50, 0.4), (0, np.nan, 50, 50, 0.9), (0, 0, np.inf, 50, 0.9), (0, 0, 50, 50, np.nan))
-    found = Found(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
+    found = Detections(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
     scores = score_boxes(truth_of((0, 0, 50, 50)), found, pictures=np.arange(1), num_classes=1)
     assert (scores.metrics["map"], scores.num_found) == (pytest.approx(1.0), 1)
 
@@ -148,7 +148,7 @@ def test_matches_are_those_pycocotools_makes(seed: int):
     truth, found = draw_boxes(np.random.default_rng(seed), **sizes, true=30, found=90)
     # Equal scores and overlaps are settled by the order, which is not said: here there are none.
     random = np.random.default_rng(100 + seed)
-    found = Found(found.picture, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
+    found = Detections(found.picture, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
     evaluation = ask_pycocotools(truth, found, **sizes)
     theirs = np.zeros(90, bool)
     for told in evaluation.evalImgs:

@@ -67,9 +67,9 @@ def test_every_code_used_in_the_source_is_known():
     assert findings.finding("few-steps", "x", hint="y").hint == "y"
 
 
-def make_loader(**changes: object) -> schema.Loader:
+def make_loader(**changes: object) -> schema.LoaderResult:
     values = {"images_per_second": 500.0, "synthetic_images_per_second": 400.0, "threads": 2, "pictures": 100}
-    return schema.Loader.model_validate({**values, "share_of_synthetic": 0.98, **changes})
+    return schema.LoaderResult.model_validate({**values, "share_of_synthetic": 0.98, **changes})
 
 
 @pytest.mark.parametrize(("share", "data_share", "bound"), [(0.91, 0.09, False), (0.91, 0.11, True), (0.89, 0.0, True)])

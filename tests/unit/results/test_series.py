@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainstone.errors import ResultError
 from trainstone.results.series import BIN_WIDTH, LossCurve, read_loss, sample_steps, sample_telemetry
 from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, cut_steps, read_blocks, read_columns, set_aside
-from trainstone.results.telemetry import HEADER, Sample, format_sample, read_samples, summarise
+from trainstone.results.telemetry import HEADER, TelemetrySample, format_sample, read_samples, summarise
 
 
 def write(path: Path, seconds: np.ndarray, losses: np.ndarray | None = None) -> Path:
@@ -110,7 +110,7 @@ def test_losses_that_are_not_finite_are_counted_and_left_out(tmp_path: Path):
     assert np.nanmax(curve.smooth) == pytest.approx(2.0)
 
 
-def write_telemetry(path: Path, samples: list[Sample]) -> Path:
+def write_telemetry(path: Path, samples: list[TelemetrySample]) -> Path:
     path.write_text(f"{HEADER}\n" + "".join(map(format_sample, samples)))
     return path
 
@@ -118,7 +118,9 @@ def write_telemetry(path: Path, samples: list[Sample]) -> Path:
 @pytest.mark.parametrize("number", [18, 20, 41, 333])
 def test_telemetry_becomes_means_and_loses_no_throttle_reason(tmp_path: Path, number: int):
     reasons = ["thermal|sw_power_cap" if n == 17 else "none" for n in range(number)]
-    samples = [Sample(time_seconds=float(n), step=n, util_percent=n % 2, throttle=r) for n, r in enumerate(reasons)]
+    samples = [
+        TelemetrySample(time_seconds=float(n), step=n, util_percent=n % 2, throttle=r) for n, r in enumerate(reasons)
+    ]
     points = sample_telemetry(write_telemetry(tmp_path / "t.csv", samples), 10)
     assert len(points) == number if number <= 20 else len(points) <= 20
     assert [point.time_seconds for point in points] == sorted(point.time_seconds for point in points)
@@ -129,7 +131,7 @@ def test_telemetry_becomes_means_and_loses_no_throttle_reason(tmp_path: Path, nu
 
 
 def test_telemetry_that_was_not_measured_is_absent(tmp_path: Path):
-    samples = [Sample(time_seconds=0.0, step=0), Sample(time_seconds=1.0, step=1, temp_celsius=50.0)]
+    samples = [TelemetrySample(time_seconds=0.0, step=0), TelemetrySample(time_seconds=1.0, step=1, temp_celsius=50.0)]
     points = sample_telemetry(write_telemetry(tmp_path / "t.csv", samples))
     assert [point.means for point in points] == [{}, {"temp_celsius": 50.0}]
     assert sample_telemetry(write_telemetry(tmp_path / "t.csv", [])) == []
@@ -234,10 +236,12 @@ def test_what_cannot_be_gone_on_with(tmp_path: Path):
 
 
 SAMPLES = [
-    Sample(time_seconds=0.0, step=0),
-    Sample(time_seconds=0.5, step=1, clock_mhz=2000.5, mem_used_bytes=123456789012, throttle="none"),
-    Sample(time_seconds=1.0, step=2, power_watts=301.25, energy_joules=1e9, throttle="sw_power_cap|sync_boost"),
-    Sample(time_seconds=1.5, step=None, mem_clock_mhz=1215.0, temp_celsius=65.0, util_percent=99.5),
+    TelemetrySample(time_seconds=0.0, step=0),
+    TelemetrySample(time_seconds=0.5, step=1, clock_mhz=2000.5, mem_used_bytes=123456789012, throttle="none"),
+    TelemetrySample(
+        time_seconds=1.0, step=2, power_watts=301.25, energy_joules=1e9, throttle="sw_power_cap|sync_boost"
+    ),
+    TelemetrySample(time_seconds=1.5, step=None, mem_clock_mhz=1215.0, temp_celsius=65.0, util_percent=99.5),
 ]
 TEXT = f"{HEADER}\n" + "".join(map(format_sample, SAMPLES))
 
@@ -256,7 +260,7 @@ def test_torn_line_in_the_middle_is_dropped(tmp_path):
     hostile = ["1.0,2,,,", "\0" * 40, "nan,1,,,,,,,,", "1.0,x,,,,,,,,", "1.0,1,inf,,,,,,,", ",,,,,,,,,"]
     (tmp_path / "t.csv").write_text("\n".join([lines[0], *hostile, *lines[1:]]) + "\n")
     assert read_samples(tmp_path / "t.csv") == SAMPLES
-    assert format_sample(Sample(time_seconds=1.0, step=1, power_watts=float("nan"))) == "1.000,1,,,,,,,,\n"
+    assert format_sample(TelemetrySample(time_seconds=1.0, step=1, power_watts=float("nan"))) == "1.000,1,,,,,,,,\n"
 
 
 @pytest.mark.parametrize("text", ["step,loss\n1,2\n", "hello", "\0\0\n"])
@@ -268,13 +272,15 @@ def test_other_files_are_refused(tmp_path, text):
         read_samples(tmp_path / "none.csv")
 
 
-def make_samples(count: int, watts: float = 100.0, **values: Any) -> list[Sample]:
-    return [Sample(time_seconds=i / 2, step=i, energy_joules=50.0 + watts * i / 2, **values) for i in range(count)]
+def make_samples(count: int, watts: float = 100.0, **values: Any) -> list[TelemetrySample]:
+    return [
+        TelemetrySample(time_seconds=i / 2, step=i, energy_joules=50.0 + watts * i / 2, **values) for i in range(count)
+    ]
 
 
 def test_summary_of_the_steady_window():
     samples = make_samples(21, clock_mhz=1400.0, temp_celsius=60.0, throttle="none")
-    samples[10] = Sample(time_seconds=5.0, step=10, energy_joules=550.0, clock_mhz=900.0, temp_celsius=80.0)
+    samples[10] = TelemetrySample(time_seconds=5.0, step=10, energy_joules=550.0, clock_mhz=900.0, temp_celsius=80.0)
     summary = summarise(samples, 2.0, 8.0, meter="RAPL package-0")
     assert summary["num_samples"] == 13
     assert (summary["clock_mhz"], summary["temp_celsius"], summary["max_temp_celsius"]) == (1400.0, 60.0, 80.0)
@@ -299,7 +305,7 @@ def test_energy_is_that_of_the_part_of_the_window_that_was_seen(count, begin, en
 
 
 def test_power_is_never_passed_off_as_energy():
-    samples = [Sample(time_seconds=float(i), step=i, power_watts=250.0) for i in range(10)]
+    samples = [TelemetrySample(time_seconds=float(i), step=i, power_watts=250.0) for i in range(10)]
     summary = summarise(samples, 0.0, 9.0, meter="a meter")
     assert summary["power_watts"] == 250.0
     assert [summary[key] for key in ("joules", "average_watts", "energy_seconds", "meter")] == [None] * 4
@@ -307,13 +313,13 @@ def test_power_is_never_passed_off_as_energy():
 
 @pytest.mark.parametrize("energies", [[5.0, 5.0, 5.0], [9.0, 2.0, 30.0], [0.0, 0.0, 0.0], [4.0, None, None]])
 def test_counter_that_stands_still_or_was_reset_measures_nothing(energies):
-    samples = [Sample(time_seconds=float(i), step=i, energy_joules=e) for i, e in enumerate(energies)]
+    samples = [TelemetrySample(time_seconds=float(i), step=i, energy_joules=e) for i, e in enumerate(energies)]
     assert summarise(samples, 0.0, 2.0, meter="m")["joules"] is None
 
 
 def test_throttling_is_shared_out_by_reason():
     reasons = ["none"] * 6 + ["sw_power_cap"] * 3 + ["sw_power_cap|hw_thermal_slowdown"]
-    samples = [Sample(time_seconds=float(i), step=i, throttle=reason) for i, reason in enumerate(reasons)]
+    samples = [TelemetrySample(time_seconds=float(i), step=i, throttle=reason) for i, reason in enumerate(reasons)]
     summary = summarise(samples, 0.0, 9.0)
     assert summary["throttle_percent"] == {"sw_power_cap": 40.0, "hw_thermal_slowdown": 10.0}
     assert summary["throttled"] is True

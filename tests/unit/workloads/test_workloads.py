@@ -13,8 +13,8 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.data.synthetic.dataset import find_stored
-from trainstone.engine.dataset import provide_data
+from trainstone.data.synthetic.generated import find_stored
+from trainstone.engine.training_data import provide_data
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE
 from trainstone.models.boxes import default_boxes, match

@@ -27,7 +27,7 @@ class Crop(NamedTuple):
         return self.top + self.height
 
 
-class Window(NamedTuple):
+class CropWindow(NamedTuple):
     """A rectangle whose edges may lie within pixels."""
 
     left: float
@@ -68,10 +68,10 @@ def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augm
     """
     objects = [
         # In pixels, rounded down as TensorFlow does.
-        Window(int(box.left * width), int(box.top * height), int(box.right * width), int(box.bottom * height))
+        CropWindow(int(box.left * width), int(box.top * height), int(box.right * width), int(box.bottom * height))
         for box in boxes
         if all(map(math.isfinite, box[1:5]))
-    ] or [Window(0, 0, width, height)]
+    ] or [CropWindow(0, 0, width, height)]
     needed = [(one, (one.right - one.left) * (one.bottom - one.top)) for one in objects]
     for _ in range(augment.attempts):
         crop = _draw_by_height(width, height, draws, augment.area, draws.between(*augment.aspect))
@@ -108,7 +108,7 @@ def _draw_by_height(width: int, height: int, draws: Draws, area: tuple[float, fl
     return Crop(left, top, crop_width, crop_height)
 
 
-def _shared(one: Crop | Window, other: Window | Box) -> float:
+def _shared(one: Crop | CropWindow, other: CropWindow | Box) -> float:
     across = min(one.right, other.right) - max(one.left, other.left)
     down = min(one.bottom, other.bottom) - max(one.top, other.top)
     return max(0.0, across) * max(0.0, down)
@@ -133,7 +133,7 @@ def crop_overlap(
             if not augment.aspect[0] <= across / down <= augment.aspect[1]:
                 continue
             left, top = draws.between(0, 1 - across), draws.between(0, 1 - down)
-            part = Window(left, top, left + across, top + down)
+            part = CropWindow(left, top, left + across, top + down)
             if not all(_overlap(part, box) >= overlaps[option] for box in boxes):
                 continue
             kept = tuple(
@@ -149,13 +149,13 @@ def crop_overlap(
     return Crop(0, 0, width, height), tuple(boxes)
 
 
-def _overlap(part: Window, box: Box) -> float:
+def _overlap(part: CropWindow, box: Box) -> float:
     shared = _shared(part, box)
     both = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
     return shared / (both - shared)
 
 
-def window_centre(width: int, height: int, size: int, shorter: int) -> Window:
+def window_centre(width: int, height: int, size: int, shorter: int) -> CropWindow:
     """Return what is seen of a picture scaled to a shorter side, its longer one rounded down, and cut in the middle."""
     if width < height:
         scaled_width, scaled_height = shorter, height * shorter // width
@@ -164,4 +164,4 @@ def window_centre(width: int, height: int, size: int, shorter: int) -> Window:
     left, top = (scaled_width - size) // 2, (scaled_height - size) // 2
     across, down = width / scaled_width, height / scaled_height
     right, bottom = min(width, (left + size) * across), min(height, (top + size) * down)
-    return Window(left * across, top * down, right, bottom)
+    return CropWindow(left * across, top * down, right, bottom)

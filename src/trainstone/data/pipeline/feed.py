@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from trainstone.config.schema import Config
 from trainstone.data.image.decode import Pixels, Region, Scratch, decode, decode_upper, look_sized
 from trainstone.data.image.inspect import Look
-from trainstone.data.pipeline.crops import Crop, Window
-from trainstone.data.pipeline.order import Place
+from trainstone.data.pipeline.crops import Crop, CropWindow
+from trainstone.data.pipeline.order import SampleIndex
 from trainstone.data.pipeline.random_draws import make_key
 from trainstone.data.pipeline.transform import Transform, find_part
 from trainstone.data.sample import Box, Sample, Source, clip_box
@@ -52,7 +52,7 @@ class Shown(NamedTuple):
 NOTHING = Shown()
 
 
-def list_boxes(boxes: Sequence[Box], size: tuple[int, int], part: Crop | Window, *, flip: bool) -> Boxes:
+def list_boxes(boxes: Sequence[Box], size: tuple[int, int], part: Crop | CropWindow, *, flip: bool) -> Boxes:
     """Return boxes as they lie in a part of a picture, cut at its edges; those of which nothing is left are left out.
 
     `size`: width and height of the picture.
@@ -157,7 +157,7 @@ class Cache:
             self.used_bytes += size
 
 
-class Bad(NamedTuple):
+class BadImage(NamedTuple):
     where: str
     why: str
 
@@ -203,7 +203,7 @@ class Feed:
         self._warned = threading.Event()
         """Set once a box without any area was met."""
 
-    def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> Shown:
+    def fill(self, place: SampleIndex, out: Pixels, worker: Worker, bad: list[BadImage]) -> Shown:
         """Write a picture into `out` and return what it shows; a damaged one is replaced, or is an error."""
         key = make_key(self._seed, place.epoch, place.picture)
         index = place.picture
@@ -217,7 +217,7 @@ class Feed:
                     told = err.message if path in err.message else f"{where}: {err.message}"
                     hint = err.hint or "--set loader.on_bad=skip leaves such pictures out; trainstone data verify"
                     raise DataError(told, hint=hint) from err
-                bad.append(Bad(where, err.message))
+                bad.append(BadImage(where, err.message))
             if not self.transform.train:
                 out[:] = 0
                 return NOTHING

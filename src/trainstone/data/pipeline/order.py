@@ -15,7 +15,7 @@ from trainstone.machine.ranks import ALONE, Rank
 Last = Literal["carry", "drop", "fill", "fill_even"]
 
 
-class Place(NamedTuple):
+class SampleIndex(NamedTuple):
     """One appearance of a picture."""
 
     epoch: int
@@ -66,14 +66,14 @@ class TrainOrder:
     def epoch_of(self, step: int) -> int:
         return step * self.global_batch // self.epoch_pictures
 
-    def batch(self, step: int) -> list[Place]:
+    def batch(self, step: int) -> list[SampleIndex]:
         begin = step * self.global_batch + self.rank.number * self.batch_size
-        places: list[Place] = []
+        places: list[SampleIndex] = []
         while len(places) < self.batch_size:
             epoch, at = divmod(begin + len(places), self.epoch_pictures)
             end = min(self.epoch_pictures, at + self.batch_size - len(places))
             wanted = shuffle(self.count, make_key(self.seed, epoch)).take(range(at, end), mode="wrap")
-            places += [Place(epoch, index) for index in wanted.tolist()]
+            places += [SampleIndex(epoch, index) for index in wanted.tolist()]
         return places
 
 
@@ -92,10 +92,10 @@ class EvalOrder:
     def steps(self) -> int:
         return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
 
-    def batch(self, step: int) -> list[Place]:
+    def batch(self, step: int) -> list[SampleIndex]:
         share, more = divmod(self.count, self.rank.world)
         number = self.rank.number
         first = number * share + min(number, more)
         end = first + share + (number < more)
         begin = first + step * self.batch_size
-        return [Place(0, index) for index in range(begin, min(end, begin + self.batch_size))]
+        return [SampleIndex(0, index) for index in range(begin, min(end, begin + self.batch_size))]

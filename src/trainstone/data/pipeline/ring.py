@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from trainstone.data.pipeline.feed import Bad, Worker
-from trainstone.data.pipeline.order import Place
+from trainstone.data.pipeline.feed import BadImage, Worker
+from trainstone.data.pipeline.order import SampleIndex
 
 Memory = TypeVar("Memory")
 MAX_ROWS_AT_ONCE = 8
@@ -21,11 +21,11 @@ JOIN_SECONDS = 5.0
 @dataclass
 class Slot(Generic[Memory]):
     memory: Memory
-    places: Sequence[Place] = ()
+    places: Sequence[SampleIndex] = ()
     rows_left: int = 0
     errors: dict[int, BaseException] = field(default_factory=dict)
     """By row; told when the batch is taken, so that the first in order is named, not the first in time."""
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadImage] = field(default_factory=list)
 
 
 class Ring(Generic[Memory]):
@@ -34,8 +34,8 @@ class Ring(Generic[Memory]):
     def __init__(
         self,
         slots: Sequence[Memory],
-        plan: Callable[[int], Sequence[Place]],
-        fill_row: Callable[[Memory, int, Place, Worker, list[Bad]], None],
+        plan: Callable[[int], Sequence[SampleIndex]],
+        fill_row: Callable[[Memory, int, SampleIndex, Worker, list[BadImage]], None],
         *,
         threads: int,
         keep: int = 1,

@@ -14,7 +14,7 @@ from PIL import Image
 from trainstone.config.schema import AugmentConfig, Config
 from trainstone.data.image.decode import Pixels, Region, choose_shrink, resize_shorter
 from trainstone.data.image.inspect import Look
-from trainstone.data.pipeline.crops import Crop, Window, crop_area, crop_boxes, crop_overlap, window_centre
+from trainstone.data.pipeline.crops import Crop, CropWindow, crop_area, crop_boxes, crop_overlap, window_centre
 from trainstone.data.pipeline.random_draws import Draws, make_key
 from trainstone.data.sample import Box
 from trainstone.errors import ConfigError
@@ -56,8 +56,8 @@ def change_colours(out: Pixels, colours: Colours) -> None:
         cv2.LUT(out, np.asarray(np.rint(levels).clip(0, 255), dtype=np.uint8), dst=out)
 
 
-class View(NamedTuple):
-    part: Crop | Window
+class ImageView(NamedTuple):
+    part: Crop | CropWindow
     flip: bool
     shrink: int = 1
     """How many times smaller it is enough to decode a JPEG."""
@@ -83,14 +83,14 @@ class Transform:
         self.antialias = (augment.resize if train else augment.val_resize) == "antialias"
         self._colours = train and changes_colours(augment)
 
-    def choose(self, seen: Look, boxes: tuple[Box, ...], key: int) -> View:
+    def choose(self, seen: Look, boxes: tuple[Box, ...], key: int) -> ImageView:
         """Return the view of a picture; `key` decides all that is random."""
         width, height = seen.width, seen.height
         augment = self.augment
         if not self.train:
             if augment.val_crop == "whole":
-                return View(Crop(0, 0, width, height), flip=False, boxes=boxes)
-            return View(window_centre(width, height, self.size, self.shorter), flip=False)
+                return ImageView(Crop(0, 0, width, height), flip=False, boxes=boxes)
+            return ImageView(window_centre(width, height, self.size, self.shorter), flip=False)
         draws = Draws(key)
         # Drawn first: a recipe that crops in another way mirrors the same pictures.
         flip = draws.uniform() < augment.flip
@@ -99,7 +99,7 @@ class Transform:
             stream = Draws(make_key(key, STREAM))
             colours = Colours(*(stream.between(*getattr(augment, name)) for name in Colours._fields))
         if augment.crop == "centre":
-            return View(window_centre(width, height, self.size, self.shorter), flip, colours=colours)
+            return ImageView(window_centre(width, height, self.size, self.shorter), flip, colours=colours)
         kept: tuple[Box, ...] = ()
         if augment.crop == "overlap":
             part, kept = crop_overlap(width, height, boxes, draws, augment)
@@ -110,9 +110,9 @@ class Transform:
         else:
             part, kept = Crop(0, 0, width, height), boxes
         shrink = choose_shrink(part.width, part.height, self.size) if self.may_shrink else 1
-        return View(part, flip, shrink, kept, colours)
+        return ImageView(part, flip, shrink, kept, colours)
 
-    def rows_needed(self, view: View, seen: Look) -> int:
+    def rows_needed(self, view: ImageView, seen: Look) -> int:
         """Return how many rows of the picture, from its top, a view is made of."""
         if isinstance(view.part, Crop):
             return view.part.bottom
@@ -121,7 +121,7 @@ class Transform:
         reach = max(1.0, (view.part.bottom - view.part.top) / self.size)
         return min(seen.height, math.ceil(view.part.bottom + reach) + 1)
 
-    def write(self, region: Region, view: View, out: Pixels) -> None:
+    def write(self, region: Region, view: ImageView, out: Pixels) -> None:
         """Resize what a view shows into `out`, and mirror it."""
         if isinstance(view.part, Crop):
             left, top, right, bottom = scale_edges(view.part, region.shrink)
@@ -149,13 +149,13 @@ def scale_edges(crop: Crop, shrink: int) -> list[int]:
     return edges if shrink == 1 else [round(edge / shrink) for edge in edges]
 
 
-def find_part(region: Region, view: View) -> Crop | Window:
+def find_part(region: Region, view: ImageView) -> Crop | CropWindow:
     """Return what `write` really shows of a picture: whole pixels of what was decoded, in those of the picture."""
     if not isinstance(view.part, Crop) or region.shrink == 1:
         return view.part
     left, top, right, bottom = (edge * region.shrink for edge in scale_edges(view.part, region.shrink))
     # The last pixel of a smaller picture may stand for some beyond the picture's edge: that is its size all the same.
-    return Window(left, top, right, bottom)
+    return CropWindow(left, top, right, bottom)
 
 
 DETAILS = {

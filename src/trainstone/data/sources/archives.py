@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from trainstone.data.parallel import Progress, map_in_order, open_pool
+from trainstone.data.parallel import WorkProgress, map_in_order, open_pool
 from trainstone.errors import DataError
 from trainstone.formats.files import MappedFile, find_escape, find_odd_character
 from trainstone.formats.tar import read_members
@@ -173,7 +173,7 @@ def read_zip_member(archive: zipfile.ZipFile, lock: threading.Lock, info: zipfil
         return None
 
 
-def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[Progress]:
+def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[WorkProgress]:
     """Extract a zip to a new folder, several files at a time; yields how many bytes are unpacked."""
     with open_zip(path) as archive, _new_folder(path, target) as folder:
         members = archive.infolist()
@@ -197,7 +197,7 @@ def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[Progress
         with open_pool(workers) as pool:
             for size in map_in_order(unpack, [info for info in members if not info.is_dir()], pool):
                 done += size
-                yield Progress(f"unpack {path.name}", done, total, "bytes")
+                yield WorkProgress(f"unpack {path.name}", done, total, "bytes")
 
 
 class _StrictInfo(tarfile.TarInfo):

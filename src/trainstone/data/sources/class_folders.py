@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.sources.archives import unpack_once
-from trainstone.data.sources.listing import ListingBuilder, Place, is_picture, list_entries, open_tree, walk_folder
+from trainstone.data.sources.listing import FilePlace, ListingBuilder, is_picture, list_entries, open_tree, walk_folder
 from trainstone.data.storage.box_file import SUFFIX, read_box_file
 from trainstone.errors import DataError
 from trainstone.text import printable
@@ -141,7 +141,7 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
             hint = "put each image into the folder of its class"
             raise DataError(f"{root}: {pictures[0]} is in no class folder", hint=hint)
         others += [file for file in files if file.lower().endswith(OTHER_SUFFIXES)]
-        place = Place(path)
+        place = FilePlace(path)
         for file in pictures:
             builder.add(f"{folder}/{file}", folder, place)
     if others:

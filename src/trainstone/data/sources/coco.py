@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from trainstone.data import manifest as facts
 from trainstone.data.image.inspect import look
-from trainstone.data.parallel import Pool, Progress, lock_file, map_in_order, open_pool
+from trainstone.data.parallel import Pool, WorkProgress, lock_file, map_in_order, open_pool
 from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
 from trainstone.data.sources.archives import extract_zip, list_zip
 from trainstone.data.sources.listing import MAX_PICTURE_BYTES
@@ -222,7 +222,7 @@ def make_source(instances: Instances, annotations: Path, pictures: Path) -> Coco
     )
 
 
-class Part(NamedTuple):
+class CocoPart(NamedTuple):
     """A folder to make: annotations, train2017 or val2017, and the zip or folder it comes from."""
 
     name: str
@@ -233,7 +233,7 @@ class Part(NamedTuple):
         return self.origin.suffix == ".zip"
 
 
-def prepare_coco(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False) -> Iterator[Progress]:
+def prepare_coco(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False) -> Iterator[WorkProgress]:
     """Unpack, check and write; nothing is yielded where an earlier run has done it all.
 
     Folders in `source` are not copied but linked file by file where the file system can, else copied; `source` may be
@@ -271,7 +271,7 @@ def prepare_coco(source: Path, target: Path, workers: int = 1, *, skip_bad: bool
         raise DataError(f"cannot prepare COCO in {target}: {err.strerror or err}") from err
 
 
-def survey(source: Path) -> list[Part]:
+def survey(source: Path) -> list[CocoPart]:
     """Return what the source offers: annotations first, then the splits with images; may be too little."""
     zips = {file.name: file for below in ("annotations", "zips", "") for file in sorted((source / below).glob("*.zip"))}
     packed = zips.get("annotations_trainval2017.zip") or next(
@@ -279,18 +279,18 @@ def survey(source: Path) -> list[Part]:
     )
     if packed is not None:
         names = [ANNOTATIONS.fullmatch(name.rpartition("/")[2]) for name in list_zip(packed)]
-        parts, stems = [Part("annotations", packed)], sorted({named[2] for named in names if named is not None})
+        parts, stems = [CocoPart("annotations", packed)], sorted({named[2] for named in names if named is not None})
     else:
         stems = list(find_annotations(source / "annotations"))
-        parts = [Part("annotations", source / "annotations")] if stems else []
+        parts = [CocoPart("annotations", source / "annotations")] if stems else []
     for stem in stems:
         origin = zips.get(f"{stem}.zip") or find_pictures(source, stem)
         if origin is not None:
-            parts.append(Part(stem, origin))
+            parts.append(CocoPart(stem, origin))
     return parts
 
 
-def measure_parts(parts: Sequence[Part]) -> dict[str, int]:
+def measure_parts(parts: Sequence[CocoPart]) -> dict[str, int]:
     """Return the length of zips and of annotation files that are not in one."""
     files = [part.origin for part in parts if part.is_zip]
     if parts and not parts[0].is_zip:
@@ -298,7 +298,7 @@ def measure_parts(parts: Sequence[Part]) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in files}
 
 
-def is_finished(target: Path, parts: Sequence[Part], *, skip_bad: bool) -> bool:
+def is_finished(target: Path, parts: Sequence[CocoPart], *, skip_bad: bool) -> bool:
     """Say whether a complete folder is there, made from all that the source offers now; zips may be removed since.
 
     DataError: it is another data set.
@@ -333,7 +333,7 @@ def clear_partial(target: Path, work: Path) -> None:
             path.unlink()
 
 
-def place(part: Part, target: Path, work: Path, workers: int) -> Iterator[Progress]:
+def place(part: CocoPart, target: Path, work: Path, workers: int) -> Iterator[WorkProgress]:
     """Bring a part to its name below the target when it is complete; nothing there already is overwritten."""
     final = target / part.name
     if part.origin.resolve() == final.resolve():
@@ -362,7 +362,7 @@ def place(part: Part, target: Path, work: Path, workers: int) -> Iterator[Progre
     sync_path(target)
 
 
-def link_all(part: Part, folder: Path) -> Iterator[Progress]:
+def link_all(part: CocoPart, folder: Path) -> Iterator[WorkProgress]:
     """Give all files of a part a second name in a new folder; where the file system does not let us, copy them."""
     files = list_files(part.origin)
     for done, name in enumerate(files, start=1):
@@ -372,7 +372,7 @@ def link_all(part: Part, folder: Path) -> Iterator[Progress]:
             target.hardlink_to(source.resolve())
         except OSError:
             shutil.copyfile(source, target)
-        yield Progress(f"link {part.name}", done, len(files), "files")
+        yield WorkProgress(f"link {part.name}", done, len(files), "files")
     os.sync()
 
 
@@ -381,7 +381,7 @@ def list_files(folder: Path) -> dict[str, int]:
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
-def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: bool) -> Iterator[Progress]:
+def conclude(parts: Sequence[CocoPart], target: Path, workers: int, *, skip_bad: bool) -> Iterator[WorkProgress]:
     """Check each split's images, then write the lists, the classes and, last, the manifest."""
     found = find_splits(target)
     splits: list[facts.SplitFacts] = []
@@ -402,7 +402,7 @@ def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: boo
                 dropped += [target / part.name / name for name, _ in shard.skipped]
                 write_atomically(annotations, drop_images(annotations, {name for name, _ in shard.skipped}))
                 instances = read_instances(annotations)
-            yield Progress(f"write lists of {part.name}", 0, 2, "files")
+            yield WorkProgress(f"write lists of {part.name}", 0, 2, "files")
             boxes, images = f"annotations/bbox_only_instances_{part.name}.json", f"{part.name}-images.txt"
             write_atomically(target / boxes, box_only(instances))
             with_boxes = {item.image_id for item in instances.annotations}
@@ -431,18 +431,18 @@ def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: boo
     facts.write_manifest(target, manifest)
     for path in dropped:  # nothing names them any more; of a link the other name stays
         path.unlink(missing_ok=True)
-    yield Progress("finished", len(splits), len(splits), "files")
+    yield WorkProgress("finished", len(splits), len(splits), "files")
 
 
 def check_images(
     instances: Instances, annotations: Path, folder: Path, pool: Pool, *, skip_bad: bool
-) -> Generator[Progress, None, facts.ShardFacts]:
+) -> Generator[WorkProgress, None, facts.ShardFacts]:
     """Read every image once: compare its head with the annotations, sum it up, and decode it with `skip_bad`."""
     images = instances.images
     seen: list[tuple[int, int, str]] = []
     for part in map_in_order(lambda some: [look_at(folder, image, decoded=skip_bad) for image in some], images, pool):
         seen += part
-        yield Progress(f"check {folder.name}", len(seen), len(images), "files")
+        yield WorkProgress(f"check {folder.name}", len(seen), len(images), "files")
     problems = [(image.file_name, problem) for image, (_, _, problem) in zip(images, seen, strict=True) if problem]
     if problems and (not skip_bad or len(problems) == len(images)):
         shown = "; ".join(f"{name} {problem}" for name, problem in problems[:3])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
-from trainstone.data.parallel import Progress
+from trainstone.data.parallel import WorkProgress
 from trainstone.errors import ConfigError, DataError
 from trainstone.units import format_bytes
 
@@ -107,7 +107,7 @@ def fetch(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Progress]:
+) -> Iterator[WorkProgress]:
     """Download files to a folder; those that are there are only checked."""
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -142,11 +142,11 @@ def _check_digest(digest: "hashlib._Hash", wanted: Wanted, error: DataError) -> 
         raise type(error)(message, hint=error.hint)
 
 
-def _hash(file: IO[bytes], digest: "hashlib._Hash", name: str) -> Iterator[Progress]:
+def _hash(file: IO[bytes], digest: "hashlib._Hash", name: str) -> Iterator[WorkProgress]:
     total = os.fstat(file.fileno()).st_size
     while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)
-        yield Progress(f"check {name}", file.tell(), total, "bytes")
+        yield WorkProgress(f"check {name}", file.tell(), total, "bytes")
 
 
 def _open_part(part: Path, final: Path) -> IO[bytes]:
@@ -185,7 +185,7 @@ class _Download:
         self._total = wanted.size_bytes
         self._digest = hashlib.new(wanted.kind, usedforsecurity=False)
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Iterator[WorkProgress]:
         """Download what is missing, again and again as long as it brings something new, and check the whole."""
         wanted = self._wanted
         yield from _hash(self._file, self._digest, wanted.name)
@@ -236,7 +236,7 @@ class _Download:
                 raise
         raise DataError(f"cannot download {self._wanted.name}: {'; '.join(answers)}")
 
-    def _receive(self, response: http.client.HTTPResponse) -> Iterator[Progress]:
+    def _receive(self, response: http.client.HTTPResponse) -> Iterator[WorkProgress]:
         """Append the bytes of an answer; it may begin at another byte than requested."""
         wanted, file = self._wanted, self._file
         start, total = 0, response.length
@@ -264,7 +264,7 @@ class _Download:
                 raise WrongFileError(f"the server sends more than the {total:,} bytes of {wanted.name}")
             file.write(chunk)
             self._digest.update(chunk)
-            yield Progress(f"download {wanted.name}", file.tell(), total, "bytes")
+            yield WorkProgress(f"download {wanted.name}", file.tell(), total, "bytes")
         if file.tell() < total:
             raise ConnectionError(f"the connection ends at byte {file.tell()} of {total}")
 

@@ -20,7 +20,7 @@ from trainstone.data.manifest import WORK
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.sources.archives import list_tar, read_tar, unpack_once
 from trainstone.data.sources.class_folders import find_class_folders, find_imagenetv2, find_tiny_imagenet
-from trainstone.data.sources.listing import ListingBuilder, Place, is_picture, list_entries, walk_files
+from trainstone.data.sources.listing import FilePlace, ListingBuilder, is_picture, list_entries, walk_files
 from trainstone.data.storage.box_file import read_box_file
 from trainstone.errors import DataError
 from trainstone.formats.files import damaged_line, read_lines
@@ -141,7 +141,7 @@ def _gather(
     if found.suffix == ".gz":
         found = unpack_once(found, work)
     builder = ListingBuilder(found)
-    flat: list[tuple[int, str, Place]] = []
+    flat: list[tuple[int, str, FilePlace]] = []
     num_strays = 0
     for file, synset, place in _list_images(found):
         if synset is not None:
@@ -157,7 +157,7 @@ def _gather(
     return builder or None
 
 
-def _list_images(path: Path) -> Iterator[tuple[str, str | None, Place]]:
+def _list_images(path: Path) -> Iterator[tuple[str, str | None, FilePlace]]:
     """Yield the images of a folder or a tar, and those in tars of synsets in it: file name, synset and place.
 
     The synset is None where no folder or tar is named for it.
@@ -172,7 +172,7 @@ def _list_images(path: Path) -> Iterator[tuple[str, str | None, Place]]:
                 folder, _, image = inner_name.rpartition("/")
                 if is_picture(image):
                     synset = _synset_of(file) or _synset_of(folder.rpartition("/")[2])
-                    yield image, synset, Place(inner[0], offset, size)
+                    yield image, synset, FilePlace(inner[0], offset, size)
         elif is_picture(file):
             yield file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), place
 
@@ -183,7 +183,7 @@ def _synset_of(name: str) -> str | None:
 
 
 def _add_flat(
-    builder: ListingBuilder, where: Path, flat: Sequence[tuple[int, str, Place]], labels_path: Path | None
+    builder: ListingBuilder, where: Path, flat: Sequence[tuple[int, str, FilePlace]], labels_path: Path | None
 ) -> None:
     """Add validation pictures as published, in no folders; a picture's number says its label."""
     if labels_path is None:

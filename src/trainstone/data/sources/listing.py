@@ -34,7 +34,7 @@ FILES_ASKED = 500
 _HINT = "it changed after it was listed; look again whether all data is there"
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where the content of a file lies."""
 
     container: Path
@@ -48,7 +48,7 @@ class FileTree(NamedTuple):
     """Files by relative name: for data sets of some 100,000."""
 
     path: Path
-    files: dict[str, Place]
+    files: dict[str, FilePlace]
 
     def read_lines(self, name: str) -> list[str]:
         """Return the lines of a text file that are not blank; none where it is not there."""
@@ -69,19 +69,19 @@ def open_tree(path: Path) -> FileTree:
     return FileTree(path, files)
 
 
-def walk_files(path: Path) -> Iterator[tuple[str, Place]]:
+def walk_files(path: Path) -> Iterator[tuple[str, FilePlace]]:
     """Yield name and place of the files that are not hidden in a folder, a zip or a tar that is not compressed."""
     if path.is_dir():
         for folder, inside, files in walk_folder(path):
-            prefix, place = f"{folder}/" if folder else "", Place(inside)
+            prefix, place = f"{folder}/" if folder else "", FilePlace(inside)
             yield from ((prefix + file, place) for file in files)
     elif _is_zip(path):
         with open_zip(path) as archive:
             for number, info in enumerate(archive.infolist()):
                 if not info.is_dir() and not is_hidden(info.filename):
-                    yield info.filename, Place(path, number, info.file_size)
+                    yield info.filename, FilePlace(path, number, info.file_size)
     else:
-        yield from ((name, Place(path, *place)) for name, *place in list_tar(path) if not is_hidden(name))
+        yield from ((name, FilePlace(path, *place)) for name, *place in list_tar(path) if not is_hidden(name))
 
 
 def list_entries(folder: Path) -> list[Path]:
@@ -206,9 +206,9 @@ class FileListing:
             digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
-    def _place(self, index: int) -> Place:
+    def _place(self, index: int) -> FilePlace:
         _, container, offset, size = self._rows[index].tolist()
-        return Place(self._containers[container], offset, size)
+        return FilePlace(self._containers[container], offset, size)
 
     def _path(self, index: int) -> str:
         """Return a plain file's path, without pathlib: this is done a million times."""
@@ -278,7 +278,7 @@ class ListingBuilder:
         """The classes seen so far, in order of appearance."""
         return list(self._classes)
 
-    def add(self, name: str, class_name: str, place: Place) -> None:
+    def add(self, name: str, class_name: str, place: FilePlace) -> None:
         if problem := find_odd_character(name):
             raise DataError(f"{self._where}: '{printable(name)}' {problem}", hint="rename it")
         self._names.append(name)

@@ -11,7 +11,7 @@ from trainstone.data.storage.box_file import SUFFIX, box_lines
 from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
-from trainstone.formats.files import Span, find_odd_character, is_inside
+from trainstone.formats.files import ByteSpan, find_odd_character, is_inside
 
 BYTES = ("utf-8", "surrogateescape")
 MAX_PART_BYTES = 255
@@ -39,7 +39,7 @@ class FolderEncoder(Encoder):
             line = box_lines(name, sample.boxes) if sample.boxes else ""
         return Encoded(check_name(name), (sample.image,), line, name)
 
-    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+    def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
         return (made.about,)
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:

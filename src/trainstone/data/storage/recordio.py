@@ -17,7 +17,7 @@ from trainstone.data.storage.box_file import SUFFIX, box_lines, make_key, read_b
 from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats import recordio
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 
 HEADER_WIDTH = 4
 OBJECT_WIDTH = 6
@@ -39,7 +39,7 @@ class RecordIOEncoder(Encoder):
         listed = recordio.list_line(recordio.ListLine(key, labels, sample.name))
         return Encoded(sample.name, parts, (key, listed, boxes))
 
-    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+    def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
         key, listed, boxes = made.about
         return (recordio.index_line(key, span.offset), listed, boxes)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainstone.data.image.inspect import Look
 from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
 from trainstone.errors import DataError
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.formats.recordio import RecordIOFile
 from trainstone.formats.tar import WdsFile
 from trainstone.formats.tfrecord import TFRecordFile
@@ -58,7 +58,7 @@ class Encoder(abc.ABC):
         """Return a sample as it is stored; `number` is its place in the source."""
 
     @abc.abstractmethod
-    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+    def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
         """Return what each sidecar says of a sample that lies here."""
 
     @abc.abstractmethod
@@ -194,7 +194,7 @@ class DamagedRecords(RecordSource):
         return [np.array([span.offset for _, span, _ in walk(shard)], np.int64) for shard in shards]
 
 
-def walk(shard: ShardReader) -> Iterator[tuple[int, Span, str]]:
+def walk(shard: ShardReader) -> Iterator[tuple[int, ByteSpan, str]]:
     """Yield number, place and "" of each record; a place where they break off has the reason, and the walk resumes."""
     number = at = 0
     while True:
@@ -206,7 +206,7 @@ def walk(shard: ShardReader) -> Iterator[tuple[int, Span, str]]:
         except DataError as err:
             after = shard.file.resync(at)
             size = (shard.path.stat().st_size if after is None else after) - at
-            yield number, Span(at, size), err.message
+            yield number, ByteSpan(at, size), err.message
             if after is None:
                 return
             number, at = number + 1, after

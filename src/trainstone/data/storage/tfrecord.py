@@ -16,7 +16,7 @@ from trainstone.data.image.inspect import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
 from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.formats.tfrecord import (
     Feature,
     TFRecordFile,
@@ -46,7 +46,7 @@ class TFRecordEncoder(Encoder):
         features = (self._detect if self._kind == "detect" else self._classify)(sample, number, seen)
         return Encoded(sample.name, (frame(encode_example(features)),))
 
-    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+    def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
         return (index_line(span),)
 
     def _classify(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
@@ -123,9 +123,9 @@ class TFRecordShard(ShardReader):
                 return np.array([span.offset for span in spans], dtype=np.int64)
         return super().offsets()
 
-    def _record(self, offset: int, *, check: bool = True, skip: Sequence[str] = ()) -> "Record":
+    def _record(self, offset: int, *, check: bool = True, skip: Sequence[str] = ()) -> "ExampleRecord":
         where = f"{self.path}, record at byte {offset}"
-        return Record(decode_example(self.file.read(offset, check=check), where, skip=skip), where)
+        return ExampleRecord(decode_example(self.file.read(offset, check=check), where, skip=skip), where)
 
     def features(self, offset: int) -> Mapping[str, Feature]:
         return self._record(offset).features
@@ -174,7 +174,7 @@ def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-class Record(NamedTuple):
+class ExampleRecord(NamedTuple):
     """A record's features, by whatever names people give them, and where it is for messages."""
 
     features: Mapping[str, Feature]

@@ -12,7 +12,7 @@ from trainstone.data.image.inspect import ENDINGS, Look
 from trainstone.data.sample import Box, ClassName, Sample, list_numbers, make_box
 from trainstone.data.storage.records import Encoded, Encoder, Glance, Shard, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 from trainstone.formats.tar import END, TarSample, WdsFile, index_text, member
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tiff", "tif", "img")
@@ -41,7 +41,7 @@ class WdsEncoder(Encoder):
         buffers = [member(f"{key}.{extension}", data) for extension, data in parts]
         return Encoded(sample.name, buffers, [(f"{key}.{extension}", len(data)) for extension, data in parts], key)
 
-    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+    def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
         """DALI's form: extension, first byte of the data, bytes and name of each part."""
         told = []
         end = span.offset

@@ -165,7 +165,7 @@ def share_run(run: RunFolder | None, world: World) -> RunFolder:
     mine: dict[str, Any] | None = None
     if run:
         nodes = len({one["host"] for one in hosts or ()})
-        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
+        run.update(world=schema.WorldSize(ranks=world.rank.world, nodes=nodes))
         mine = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
     shared = broadcast_dict(world, mine)
     return run or RunFolder(Path(shared["path"]), schema.Result.model_validate(shared["result"]), writes=False)

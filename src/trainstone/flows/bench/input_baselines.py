@@ -109,7 +109,7 @@ def count_share(iterations: int | None, share: float) -> int | None:
     return None if iterations is None else max(MIN_STEPS, round(iterations * share))
 
 
-def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSummary) -> schema.Loader | None:
+def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSummary) -> schema.LoaderResult | None:
     """Return what goes into the result; None where a run was stopped before there was anything."""
     if not alone.loader.pictures or not alone.counted:
         return None
@@ -120,7 +120,7 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
     synthetic_seconds = columns["step_seconds"][alone.counted]
     synthetic = throughput.throughput_within(synthetic_seconds, columns["images"][alone.counted])
     share = float(np.median(synthetic_seconds)) / summary.step_seconds.median
-    return schema.Loader(
+    return schema.LoaderResult(
         images_per_second=by_loader.images_per_second,
         ci95=by_loader.ci95,
         synthetic_images_per_second=synthetic.images_per_second,

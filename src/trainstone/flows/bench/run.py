@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from trainstone.config.schema import MeasureConfig
-from trainstone.engine.dataset import IMAGENET_PICTURES
 from trainstone.engine.distributed.stop_agreement import Pact
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
+from trainstone.engine.training_data import IMAGENET_PICTURES
 from trainstone.flows.bench.comm_cost import measure_exchange
 from trainstone.flows.bench.input_baselines import FILE_NAME, Alone, measure_after, measure_before
 from trainstone.flows.bench.result import conclude

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from trainstone.engine.dataset import settle_classes
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings
 from trainstone.engine.task import build_task
+from trainstone.engine.training_data import settle_classes
 from trainstone.errors import RunError
 from trainstone.flows.compare.interleave import Arm, Interleaving
 from trainstone.flows.lifecycle import Lifecycle

@@ -13,11 +13,11 @@ from functools import partial
 
 from trainstone.config.schema import Config
 from trainstone.data.loader import Loader
-from trainstone.engine.dataset import open_data, settle_classes
 from trainstone.engine.fit import Fitted, fit_to_machine, needed_bytes
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings
 from trainstone.engine.task import build_task
+from trainstone.engine.training_data import open_data, settle_classes
 from trainstone.errors import ConfigError, RunError
 from trainstone.flows.compare.interleave import Arm, Interleaving, naming
 from trainstone.flows.compare.result import Variant, contrast, label_pair

@@ -13,10 +13,10 @@ from trainstone.config.schema import change_section
 from trainstone.data.loader import Loader
 from trainstone.data.pipeline.transform import describe_transform
 from trainstone.data.splits import open_split
-from trainstone.engine.dataset import settle_classes
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import build_task
+from trainstone.engine.training_data import settle_classes
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.loader_timing import Turns, split_stages, take_turn
 from trainstone.machine.cpus import Cores, available_cores

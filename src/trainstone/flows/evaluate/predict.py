@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.loader import Memory
+from trainstone.data.loader import BatchMemory
 from trainstone.data.pipeline.feed import Feed, Worker
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, PictureSource
-from trainstone.data.synthetic.dataset import find_stored
-from trainstone.engine.dataset import find_data
+from trainstone.data.synthetic.generated import find_stored
 from trainstone.engine.fit import fit_engine
+from trainstone.engine.training_data import find_data
 from trainstone.errors import ConfigError, DataError
 from trainstone.flows.evaluate.load_weights import Saved, load_network
 from trainstone.measure.devices import autocast
@@ -35,7 +35,7 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
     look = WORKLOADS[config.workload].build_look(config, device)
     worker, uncached = Worker(), change_section(config, "loader", cache="off")
     feed = Feed(PictureSource(images), uncached, train=False)
-    memory = Memory(1, config.data.image_size, "class", pinned=False)
+    memory = BatchMemory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:
             feed.show(index, 0, memory.pixels[0], worker)

@@ -17,10 +17,10 @@ import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
-from trainstone.engine.dataset import open_data
 from trainstone.engine.evaluate import Scoring, judge_network, keep_pictures
 from trainstone.engine.fit import fit_engine
 from trainstone.engine.network import count_parameters
+from trainstone.engine.training_data import open_data
 from trainstone.errors import ConfigError, DataError
 from trainstone.flows.evaluate.load_weights import Saved, load_network
 from trainstone.flows.evaluate.predict import find_classes

@@ -26,7 +26,7 @@ from trainstone.flows.prepare import settle_gradients, start_measurement
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.flops import CallCounter, Op, list_ops
 from trainstone.measure.peaks import Peaks
-from trainstone.measure.profiler import Capture, OuterCapture, Window
+from trainstone.measure.profiler import Capture, OuterCapture, ProfileWindow
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.findings import finding
 from trainstone.results.progress import Progress
@@ -36,8 +36,8 @@ from trainstone.results.steps import StepRecord
 from trainstone.results.verdicts import write_profile_verdict
 from trainstone.stats.steady_state import find_steady
 from trainstone.stats.throughput import spread
+from trainstone.trace.breakdown import analyse_trace
 from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
-from trainstone.trace.timeline import analyse_trace
 from trainstone.units import format_percent
 from trainstone.workloads.registry import WORKLOADS
 
@@ -55,7 +55,7 @@ MUCH_OVERHEAD = 0.2
 class Recorded:
     """What the steps left beside their records."""
 
-    window: Window
+    window: ProfileWindow
     cores_used: float
     """Processor time / time of the recorded steps."""
     trace: Path | None
@@ -147,14 +147,14 @@ def record_window(
     return Recorded(window, worked / passed, trace, ops)
 
 
-def plan_window(start: int, warm_up: int, iterations: int, timer: Timer) -> Window:
+def plan_window(start: int, warm_up: int, iterations: int, timer: Timer) -> ProfileWindow:
     """The profiler is on for some steps before those that count, if there are any.
 
     Where steps are read late, several have been given out before the first is seen: there is no stop between them.
     """
     earliest = timer.lag + 1 if timer.lag else 0
     first = max(start, earliest)
-    return Window(max(first - warm_up, earliest), first, first + iterations)
+    return ProfileWindow(max(first - warm_up, earliest), first, first + iterations)
 
 
 def take_steps(steps: Iterator[StepRecord], recorder: StepRecorder, pact: Pact) -> Iterator[StepRecord]:
@@ -223,7 +223,7 @@ def judge_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, fold
     )
 
 
-def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhead:
+def judge_overhead(step_seconds: NDArray[np.float64], window: ProfileWindow) -> Overhead:
     """Compare the recorded steps with those before, from where they are steady, and after."""
     before = step_seconds[find_steady(step_seconds[: window.begin]).from_step : window.begin]
     profiled, after = step_seconds[window.first : window.end], step_seconds[window.end :]
@@ -239,7 +239,7 @@ def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhea
     )
 
 
-def describe_profiled(timeline: Timeline | None, window: Window) -> Finding:
+def describe_profiled(timeline: Timeline | None, window: ProfileWindow) -> Finding:
     which = f"steps {window.first} to {window.end - 1}"
     if timeline is None or timeline.overhead is None:
         return finding("profiled", f"{which} were given to an outer profiler (cudaProfilerStart to Stop)")

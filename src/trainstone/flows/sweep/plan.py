@@ -33,7 +33,7 @@ class PlannedPoint:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """All points, in the order they are run in, and what they have in common."""
 
     config: Config
@@ -53,7 +53,7 @@ def make_plan(
     profile: bool = False,
     cores: bool = False,
     strict: bool = False,
-) -> Plan:
+) -> SweepPlan:
     """Turn the flags into points; each one's configuration is checked before anything runs."""
     sizes: list[Any] = list(BATCH_SIZES)
     if batch_sizes is not None:
@@ -116,14 +116,14 @@ def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
     return [(value, curve, label_point(sweep.key, value, sweep.curve_key, curve)) for value, curve in grid]
 
 
-def lay_out(config: Config, sweep: Sweep) -> Plan:
+def lay_out(config: Config, sweep: Sweep) -> SweepPlan:
     """Shuffle the points, always in the same way for the same seed."""
     grid = list_grid(sweep)
     order = list(range(len(grid)))
     random.Random(sweep.seed).shuffle(order)
     names = name_all([label for _, _, label in grid])
     points = [PlannedPoint(number, *grid[place], name=names[place]) for number, place in enumerate(order, start=1)]
-    return Plan(config, sweep, tuple(points))
+    return SweepPlan(config, sweep, tuple(points))
 
 
 def name_all(labels: Sequence[str]) -> list[str]:
@@ -152,7 +152,7 @@ def settle(config: Config, sweep: Sweep, resolved: Config) -> Config:
     return change_config(config.model_dump(mode="json", exclude_none=True), "the first point", flags=values)
 
 
-def resume_plan(path: Path, result: Result) -> Plan:
+def resume_plan(path: Path, result: Result) -> SweepPlan:
     """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
     if result.sweep is None:
         raise ResultError(f"{path} ended before its points were written", hint=f"start again: {result.command}")

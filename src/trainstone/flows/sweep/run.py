@@ -19,7 +19,7 @@ from trainstone.errors import LaunchError, ResultError, RunError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.flows.child_runs import ChildEnd, ChildRun, child_command, run_children
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.sweep.plan import Plan, PlannedPoint, configure, settle
+from trainstone.flows.sweep.plan import PlannedPoint, SweepPlan, configure, settle
 from trainstone.formats.timehistory import Intervals, choose_every
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 OF_THE_SWEEP = (2, 3, 4)  # exit codes (configuration, data, machine) that other points may end with, too
 
 
-def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, Status]:
+def run_sweep(life: Lifecycle, plan: SweepPlan) -> Generator[Progress | str, None, Status]:
     """Run what is left of a plan; the run folder has the rows of an earlier start where there was one."""
     life.run.begin()
     if life.run.result.sweep is None:
         life.run.update(sweep=plan.sweep, software=read_software())
-    work = Work(plan, life)
+    work = SweepProgress(plan, life)
     yield from run_children(life, work.list_children(), work.conclude)
     if any(row.status == "ok" for row in work.rows.values()):
         work.write(status="ok")
@@ -55,10 +55,10 @@ def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, St
     raise error_of_child(first.exit_code or LaunchError.exit_code, told, hint)
 
 
-class Work:
+class SweepProgress:
     """A sweep in progress: its folder, and a row for each point that is done, by label."""
 
-    def __init__(self, plan: Plan, life: Lifecycle) -> None:
+    def __init__(self, plan: SweepPlan, life: Lifecycle) -> None:
         self.plan, self.sweep, self.life, self.run = plan, plan.sweep, life, life.run
         self.config = plan.config
         self.rows = keep_rows(self.run.path, self.run.result.sweep or plan.sweep)
@@ -162,7 +162,7 @@ class Work:
         self.life.completed = f"{len(self.rows)} of {len(self.plan.points)} points"
 
 
-def make_command(verb: str, config_file: Path, out: Path, plan: Plan) -> list[str]:
+def make_command(verb: str, config_file: Path, out: Path, plan: SweepPlan) -> list[str]:
     command = child_command(verb, config_file, out, strict=plan.sweep.strict)
     return [*command, "--cores"] if verb == "profile" and plan.sweep.cores else command
 
@@ -177,7 +177,7 @@ def keep_rows(folder: Path, sweep: Sweep) -> dict[str, SweepRow]:
     return kept
 
 
-def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:
+def list_due(plan: SweepPlan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:
     row = rows.get(point.label)
     profile = ["profile"] if plan.sweep.profile else []
     if row is None:
@@ -185,7 +185,7 @@ def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> l
     return profile if row.status == "ok" and row.profile is None else []
 
 
-def find_due(path: Path, result: Result, plan: Plan) -> dict[str, list[str]]:
+def find_due(path: Path, result: Result, plan: SweepPlan) -> dict[str, list[str]]:
     rows = keep_rows(path, result.sweep) if result.sweep else {}
     due = {point.label: list_due(plan, rows, point) for point in plan.points}
     return {label: verbs for label, verbs in due.items() if verbs}

@@ -13,7 +13,7 @@ from trainstone.machine.signals import OTHER_RANK
 from trainstone.results.findings import finding
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.run import Status
-from trainstone.results.telemetry import Sample, read_samples
+from trainstone.results.telemetry import TelemetrySample, read_samples
 from trainstone.results.training import check_speed
 from trainstone.results.verdicts import write_learning_verdict
 from trainstone.workloads.registry import WORKLOADS
@@ -70,7 +70,7 @@ def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Ob
         run.update(**speed, findings=[*run.result.findings, *found])
 
 
-def has_one_clock(course: Course, samples: Sequence[Sample]) -> bool:
+def has_one_clock(course: Course, samples: Sequence[TelemetrySample]) -> bool:
     """Say whether telemetry is of a single start: an energy counter went on between two."""
     times = [sample.time_seconds for sample in samples]
     return course.starts == 1 and times == sorted(times)

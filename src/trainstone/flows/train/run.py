@@ -8,12 +8,12 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 
-from trainstone.engine.dataset import settle_classes
 from trainstone.engine.evaluate import Scoring
 from trainstone.engine.event_schedule import Cadence
 from trainstone.engine.fit import Fitted
 from trainstone.engine.network import count_parameters, seed_network
 from trainstone.engine.task import build_task
+from trainstone.engine.training_data import settle_classes
 from trainstone.flows import prepare
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder

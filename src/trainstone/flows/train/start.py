@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit, digest_samples
-from trainstone.engine.dataset import find_data, open_data, order_pictures
 from trainstone.engine.lr_schedule import check_rate, peak_rate
+from trainstone.engine.training_data import find_data, open_data, order_pictures
 from trainstone.errors import ConfigError, DataError
 from trainstone.flows.train.checkpoint import Checkpoint, keep_best
 from trainstone.flows.train.state import Course

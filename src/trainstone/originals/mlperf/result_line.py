@@ -9,7 +9,7 @@ from trainstone.files import write_atomically
 from trainstone.measure.recorder import Sink
 from trainstone.originals.mlperf.training_log import read_whole
 from trainstone.originals.mlperf_ssd.training_lines import SsdLog
-from trainstone.originals.output_file import Facts
+from trainstone.originals.output_file import RunFacts
 from trainstone.results.schema.run import FINISHED, Status
 from trainstone.text import printable
 
@@ -28,7 +28,7 @@ class ResultLine(Sink):
     detector its lines are in it, too. A run that did not come to its end has none.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
 
     def finish(self, status: Status) -> None:

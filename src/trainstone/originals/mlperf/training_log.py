@@ -17,11 +17,11 @@ import psutil
 from torch import nn
 
 from trainstone.config.schema import Config
-from trainstone.engine.dataset import order_pictures
 from trainstone.engine.distributed.collectives import World, gather
 from trainstone.engine.event_schedule import Cadence
 from trainstone.engine.fit import Fitted
 from trainstone.engine.lr_schedule import count_warm_up, peak_rate
+from trainstone.engine.training_data import order_pictures
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.files import read_lines

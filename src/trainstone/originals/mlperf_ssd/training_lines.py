@@ -3,7 +3,7 @@
 import logging
 import math
 
-from trainstone.originals.output_file import Facts, OriginalFile
+from trainstone.originals.output_file import OriginalFile, RunFacts
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.steps import StepRecord
 
@@ -24,7 +24,7 @@ class SsdLog(OriginalFile):
     file = "training.log"
     in_log = True
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._every = facts.choose_every(SSD_LOG_STEPS)
         self._epoch: list[tuple[float, float]] = []
         """Seconds and loss of the steps of this epoch."""

@@ -14,7 +14,7 @@ from trainstone.errors import ResultError
 from trainstone.files import write_atomically
 from trainstone.formats import iterdur
 from trainstone.formats.iterdur import RankPlace
-from trainstone.originals.output_file import Facts, OriginalFile, Seat
+from trainstone.originals.output_file import OriginalFile, RunFacts, Seat
 from trainstone.results.schema.run import FINISHED, Status
 from trainstone.results.steps import Columns, StepRecord, read_columns
 
@@ -38,7 +38,7 @@ class DurationFile(OriginalFile):
     their step files, a file per host as each host of the study printed one, with the tables that its scripts made.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._host = socket.gethostname()
         self.file = name_file(facts, self._host)
         if not facts.config.engine.split_phases:
@@ -85,16 +85,16 @@ class DurationFile(OriginalFile):
             write_atomically(facts.place / "aggregated_data.csv", iterdur.format_aggregated(rows))
 
 
-def name_file(facts: Facts, host: str) -> str:
+def name_file(facts: RunFacts, host: str) -> str:
     return f"resnet_iterdur_{int(facts.began)}_{re.sub(r'[^A-Za-z0-9.-]+', '-', host) or 'host'}.txt"
 
 
-def remove_files(facts: Facts) -> None:
+def remove_files(facts: RunFacts) -> None:
     for path in facts.place.glob("resnet_iterdur_*_*.txt"):
         path.unlink(missing_ok=True)
 
 
-def read_steps(facts: Facts, rank: int) -> Columns:
+def read_steps(facts: RunFacts, rank: int) -> Columns:
     """Read the step file of a rank; log.txt says that it cannot be read."""
     try:
         return read_columns(facts.folder / f"steps-rank{rank:04d}.csv")

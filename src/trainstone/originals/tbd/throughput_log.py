@@ -5,7 +5,7 @@ import os
 from datetime import datetime
 
 from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_every, format_line, format_prefix
-from trainstone.originals.output_file import Facts, OriginalFile
+from trainstone.originals.output_file import OriginalFile, RunFacts
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import FINISHED, Status
 from trainstone.results.steps import StepRecord, as_stored
@@ -23,7 +23,7 @@ class ThroughputLog(OriginalFile):
     At any moment the lines that a run which ended now would have: from some length on fewer, of more steps each.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self.file = f"throughput_data/batch_{facts.config.train.batch_size}.log"
         self._records: list[StepRecord] = []
         self._intervals = Intervals(choose_every(facts.config.original.every_steps, 0))
@@ -51,7 +51,7 @@ class LoopLog(OriginalFile):
 
     file = "training.log"
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._intervals = Intervals(choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS))
         self._losses: list[float] = []
         self._stats: dict[str, object] = {}

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from trainstone.engine.dataset import order_pictures
+from trainstone.engine.training_data import order_pictures
 from trainstone.files import write_atomically
 from trainstone.formats import nvlog
 from trainstone.machine.ranks import Rank
-from trainstone.originals.output_file import Facts, OriginalFile, has_decay
+from trainstone.originals.output_file import OriginalFile, RunFacts, has_decay
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord
@@ -66,7 +66,7 @@ class Nvlog(OriginalFile):
     json_file: str
     places = PLACES
 
-    def __init__(self, facts: Facts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
+    def __init__(self, facts: RunFacts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
         self.every = facts.choose_every(EVERY)
         self.first_steps = [0]
         """Which x counts from: each epoch's first, or the first behind the warm-up of a bench."""
@@ -123,7 +123,7 @@ class TrainingNvlog(Nvlog):
 
     json_file = "training.json"
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._is_over = False
         decays = has_decay(facts.config.optimizer)
         keys = ([key for key in kind if decays or "l2_loss" not in key] for kind in (TRAINING_KEYS, EPOCH_KEYS))
@@ -200,7 +200,7 @@ class BenchmarkNvlog(Nvlog):
     json_file = "training_benchmark.json"
     places = PLACES | {key: ("benchmark_hooks.py", 65 + number) for number, key in enumerate(BENCHMARK_KEYS)}
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         warm_up = facts.config.original.warm_up_steps
         self._warm_up = warm_up if facts.steps is None else min(warm_up, facts.steps // 2)
         self._early: list[StepRecord] = []
@@ -239,7 +239,7 @@ class BenchmarkNvlog(Nvlog):
         return text + self.say(nvlog.ENDING_TRAINING)
 
 
-def list_unnamed(facts: Facts) -> dict[str, Any]:
+def list_unnamed(facts: RunFacts) -> dict[str, Any]:
     """Keys and values before the model has its name: the network, then the training; what is not known is left out."""
     config, epochs = facts.config, facts.config.stop.epochs
     steps_per_epoch = max(1, count_epoch_pictures(facts, facts.train_pictures) // facts.global_batch)
@@ -273,6 +273,6 @@ def list_unnamed(facts: Facts) -> dict[str, Any]:
     }
 
 
-def count_epoch_pictures(facts: Facts, pictures: int) -> int:
+def count_epoch_pictures(facts: RunFacts, pictures: int) -> int:
     """Return how many images an epoch of so many takes: its last batch may be left out or filled up."""
     return order_pictures(facts.config, pictures, Rank(0, facts.ranks)).epoch_pictures

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from trainstone.report import charts
-from trainstone.report.blocks import Facts, Prose, Section
+from trainstone.report.blocks import FactsBlock, Prose, Section
 from trainstone.report.view import RunView
 from trainstone.results import loader_speed
 from trainstone.results.schema.data_bench import Feeding
@@ -46,7 +46,7 @@ def build_overview(feeding: Feeding) -> Section:
     tiles.append(("cores here", f"{feeding.cores:,}"))
     if feeding.skipped:
         tiles.append(("pictures passed over", f"{feeding.skipped:,}"))
-    return Section("overview", "At a glance", [Facts(tiles, big=True)])
+    return Section("overview", "At a glance", [FactsBlock(tiles, big=True)])
 
 
 @of_data_bench
@@ -116,4 +116,4 @@ def build_method(feeding: Feeding) -> Section:
         ("CPU", f"{feeding.cpu}, {format_count(feeding.cores, 'core')} that may be used"),
         ("passed over", f"{format_count(feeding.skipped, 'picture')} that could not be used"),
     ]
-    return Section("method", "How it was measured", [Prose(METHOD), Facts(facts)])
+    return Section("method", "How it was measured", [Prose(METHOD), FactsBlock(facts)])

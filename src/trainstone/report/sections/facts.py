@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainstone.config.load import flatten
-from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section, keep_known
+from trainstone.report.blocks import Block, CodeBlock, FactsBlock, FindingsBlock, Links, Prose, Section, keep_known
 from trainstone.report.view import RunView
 from trainstone.results.schema.run import FINISHED, Memory, Result
 from trainstone.results.step_summary import describe_interval, describe_preflight, describe_repeat
@@ -26,7 +26,7 @@ SEVERITIES = ("error", "warning", "info")
 
 def build_findings(view: RunView) -> Section | None:
     rows = sorted(view.result.findings, key=lambda found: SEVERITIES.index(found.severity))
-    block = Findings(rows) if rows else Prose("None: nothing speaks against these numbers.")
+    block = FindingsBlock(rows) if rows else Prose("None: nothing speaks against these numbers.")
     return Section("findings", "Findings", [block]) if rows or view.result.status in FINISHED else None
 
 
@@ -43,13 +43,13 @@ def build_memory(view: RunView) -> Section | None:
         facts |= {"energy an image": f"{energy.joules_per_image:.3g} J"}
         facts |= {"average power": f"{energy.average_watts:.3g} W", "meter": energy.meter}
     rows = keep_known(facts)
-    return Section("resources", "Memory and energy" if energy else "Memory", [Facts(rows)]) if rows else None
+    return Section("resources", "Memory and energy" if energy else "Memory", [FactsBlock(rows)]) if rows else None
 
 
 def build_machine(view: RunView) -> Section | None:
     """Everything in machine.json, flat: the machine and its software as they were when the run began."""
     listed = [list_facts(facts) for facts in (view.result.machine, view.result.software)]
-    blocks = [Facts(rows) for rows in listed if rows]
+    blocks = [FactsBlock(rows) for rows in listed if rows]
     if not blocks:
         return None
     names = sorted({device.name for device in view.result.devices})
@@ -132,17 +132,17 @@ def build_repeat(view: RunView) -> Section | None:
         (view.address(name), next((what for start, what in CONTENTS.items() if name.startswith(start)), ""))
         for name in names[:MAX_LINKS]
     ]
-    blocks: list[Block] = [Facts(facts)]
-    blocks += [Code("Repeat it", describe_repeat(result, view.path))] if config else []
+    blocks: list[Block] = [FactsBlock(facts)]
+    blocks += [CodeBlock("Repeat it", describe_repeat(result, view.path))] if config else []
     blocks += [Links(links)] if links else []
-    blocks += [Code("Configuration", config, folded=True)] if config else []
+    blocks += [CodeBlock("Configuration", config, folded=True)] if config else []
     return Section("repeat", "Repeat it, and raw data", blocks)
 
 
 def build_unmeasured(view: RunView) -> Section | None:
     """What was not measured, and why: a row for each thing a reader may miss."""
     rows = dict.fromkeys([*_list_missing(view.result), *(("unreadable", doubt) for doubt in view.doubts)])
-    return Section("unmeasured", "Not measured, and why", [Facts(list(rows))]) if rows else None
+    return Section("unmeasured", "Not measured, and why", [FactsBlock(list(rows))]) if rows else None
 
 
 def _list_missing(result: Result) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Code, Facts, Figure, Links, Prose, Section, keep_known
+from trainstone.report.blocks import Block, CodeBlock, FactsBlock, Figure, Links, Prose, Section, keep_known
 from trainstone.report.charts import BLUE, CELL_LENGTH, GREY, NAME_LENGTH, ORANGE, PURPLE, RED, TEAL, Rows, mark
 from trainstone.report.view import RunView
 from trainstone.results import step_parts
@@ -73,7 +73,7 @@ def build_breakdown(view: RunView) -> Section | None:
         "cost of profiling": step_parts.tell_overhead(timeline.overhead) if timeline.overhead else "",
         "events in the trace": f"{timeline.events:,}" if timeline.events else "",
     }
-    blocks.append(Facts(keep_known(facts)))
+    blocks.append(FactsBlock(keep_known(facts)))
     beside = [
         [part.name, format_seconds(part.seconds), format_percent(part.share)]
         for part in step_parts.average_parts(timeline, step_parts.BESIDE)
@@ -86,7 +86,7 @@ def build_breakdown(view: RunView) -> Section | None:
         if file is not None and file.is_file():
             blocks.append(Links([(view.address(timeline.trace), HOW_TO_OPEN)]))
         else:
-            blocks.append(Facts([("trace", f"{timeline.trace}, which is not in the run folder")]))
+            blocks.append(FactsBlock([("trace", f"{timeline.trace}, which is not in the run folder")]))
     rank = f", rank {timeline.rank}" if timeline.rank is not None else ""
     count, mean = format_count(len(timeline.steps), "profiled step"), format_seconds(mean_step(timeline))
     lead = f"{count}, {mean} each on average; device {timeline.device}{rank}."
@@ -99,7 +99,7 @@ def tabulate(columns: dict[str, bool], found: Sequence[Any], fill: Callable[[Any
     table = keyed_table(columns, cells, caption)
     long = [one.name for one in found if len(one.name) > CELL_LENGTH]
     what = f"Whole names of the {next(iter(columns))}s"
-    return [table, *([Code(what, "\n".join(long), folded=True)] if long else [])]
+    return [table, *([CodeBlock(what, "\n".join(long), folded=True)] if long else [])]
 
 
 def build_operators(view: RunView) -> Section | None:
@@ -202,7 +202,7 @@ def build_roofline(view: RunView) -> Section | None:
             ]
         )
     numeric = {head: head not in ("operator", "bound", "trace") for head in heads}
-    blocks += [Facts(facts), keyed_table(numeric, cells, "Calls and times a step")]
+    blocks += [FactsBlock(facts), keyed_table(numeric, cells, "Calls and times a step")]
     lead = (
         "The least time an operator can take is that of its arithmetic at the measured peak or of its memory traffic "
         "at the measured bandwidth, whichever is longer."
@@ -278,4 +278,4 @@ def build_cores(view: RunView) -> Section | None:
     shares = [(name, percent / 100, "") for name, percent in cores.pipes_percent.items()]
     drawn = charts.share_bars("cores", "Use of the cores' pipes", "% of the pipe's peak", shares, {"": BLUE}, end=100.0)
     lead = "Percent of each pipe's peak, weighted by each kernel's cycles."
-    return Section("cores", "Cores", [drawn, Facts(facts)], lead)
+    return Section("cores", "Cores", [drawn, FactsBlock(facts)], lead)

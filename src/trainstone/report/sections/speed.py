@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Facts, Section, keep_known
+from trainstone.report.blocks import Block, FactsBlock, Section, keep_known
 from trainstone.report.charts import BLUE, DASHED, GREY, ORANGE, TEAL, Rows, across, figure, mark, tips
 from trainstone.report.view import RunView
 from trainstone.results.combine import list_repeated_facts
@@ -50,7 +50,7 @@ def build_headline(view: RunView) -> Section | None:
             "noise grade": result.noise.grade if result.noise else "",
         }
     )
-    blocks: list[Block] = [Facts(tiles, big=True)]
+    blocks: list[Block] = [FactsBlock(tiles, big=True)]
     children = [(child.label, child.result) for child in view.children if child.result is not None]
     rows = [
         rate_row(label, result.throughput.images_per_second, result.throughput.ci95)
@@ -111,7 +111,7 @@ def build_distribution(view: RunView) -> Section | None:
     told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {median}."
     which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
     drawn = figure("distribution", title, told, layers, height=200)
-    return Section("distribution", title, [drawn, Facts(facts)], f"Half of the {which} took less than {median}.")
+    return Section("distribution", title, [drawn, FactsBlock(facts)], f"Half of the {which} took less than {median}.")
 
 
 def build_phases(view: RunView) -> Section | None:
@@ -166,7 +166,7 @@ def build_limits(view: RunView) -> Section | None:
             "bandwidth": f"{format_decimal(bandwidth, 'B/s')}, measured copy" if bandwidth else "",
         }
     )
-    blocks += [Facts(facts)] if facts else []
+    blocks += [FactsBlock(facts)] if facts else []
     lead = f"Limited by {used.limit}." if used.limit not in (None, "unknown") else ""
     return Section("limits", "What limits it", blocks, lead) if blocks else None
 

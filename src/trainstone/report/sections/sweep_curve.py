@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
+from trainstone.report.blocks import Block, FactsBlock, Figure, Prose, Section
 from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, mark
 from trainstone.report.view import RunView
 from trainstone.results.knee import POOR_FIT, label_row, name_key
@@ -169,7 +169,7 @@ def describe_comparison(comparison: Comparison, lead: str) -> Section:
     differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
     if differing:
         told = "In what the two sides differ beside what is compared, and what is doubtful about both:"
-        blocks += [Prose(told), Facts(differing)]
+        blocks += [Prose(told), FactsBlock(differing)]
     if comparison.left_out:
-        blocks += [Prose("Left out:"), Facts([("", told) for told in comparison.left_out])]
+        blocks += [Prose("Left out:"), FactsBlock([("", told) for told in comparison.left_out])]
     return Section("comparison", "Comparison", blocks, lead)

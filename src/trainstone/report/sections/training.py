@@ -38,7 +38,7 @@ SCORED = (
 RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]  # orange is the target's
 
 
-class Span(NamedTuple):
+class TimeAxis(NamedTuple):
     """What runs across, from 0 to `end`: epochs, steps or a unit of time; a value stands at `factor` times it."""
 
     title: str
@@ -110,8 +110,8 @@ def draw_accuracy(quality: Quality) -> list[Block]:
     seconds = max(found.seconds for found in shown)
     unit, factor = charts.choose_unit(max(1.0, seconds))
     spans = {
-        "accuracy": ("epochs", Span("epochs", 1.0, max(found.epoch for found in shown) or 1.0)),
-        "accuracy-time": ("time", Span(unit, factor, seconds or 1.0)),
+        "accuracy": ("epochs", TimeAxis("epochs", 1.0, max(found.epoch for found in shown) or 1.0)),
+        "accuracy-time": ("time", TimeAxis(unit, factor, seconds or 1.0)),
     }
     reached = training.find_reached(quality)
     blocks: list[Block] = []
@@ -132,7 +132,7 @@ def draw_accuracy(quality: Quality) -> list[Block]:
     return blocks
 
 
-def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str]) -> Layers:
+def draw_metric(rows: Rows, quality: Quality, span: TimeAxis, kinds: dict[str, str]) -> Layers:
     title = "% of the pictures" if quality.metric in training.SHARES else name_metric(quality.metric)
     y = charts.up(title, zero=True, nice=True, tickCount=5)
     target: Rows = []
@@ -150,7 +150,7 @@ def scale_metric(metric: str, value: float) -> float:
     return charts.round_sensibly((100 if metric in training.SHARES else 1) * value)
 
 
-def list_metric(shown: Iterable[Evaluation], metric: str, span: Span, name: str) -> Rows:
+def list_metric(shown: Iterable[Evaluation], metric: str, span: TimeAxis, name: str) -> Rows:
     return [
         {
             "x": span.locate(found),
@@ -171,11 +171,11 @@ def draw_loss(curve: LossCurve, quality: Quality | None) -> Figure:
     A few steps or evaluations that leap out do not flatten the rest: they are drawn at the edge.
     """
     num_steps = float(curve.step[-1]) + (1 + curve.bucket_steps) / 2
-    span = Span("steps", 1.0, num_steps)
+    span = TimeAxis("steps", 1.0, num_steps)
     if quality is not None:  # what a step is of an epoch, as the evaluations say, else the whole run
         pairs = [(found.epoch, float(found.step)) for found in quality.history if found.step and found.epoch > 0]
         epochs, steps = pairs[-1] if pairs else (quality.epochs, num_steps)
-        span = Span("epochs", epochs / steps, num_steps) if epochs > 0 and steps > 0 else span
+        span = TimeAxis("epochs", epochs / steps, num_steps) if epochs > 0 and steps > 0 else span
     each = "each step" if curve.bucket_steps == 1 else f"mean of {curve.bucket_steps:,} steps"
 
     def trace(name: str, numbers: Array) -> Rows:
@@ -229,7 +229,7 @@ def build_runs(view: RunView) -> Section | None:
     if quality is not None:
         trained = [(child.label, child.result.quality) for child in view.children if child.result is not None]
         curves = {label: found for label, found in trained if found is not None and found.history}
-        span = Span("epochs", 1.0, max((one.history[-1].epoch for one in curves.values()), default=0.0) or 1.0)
+        span = TimeAxis("epochs", 1.0, max((one.history[-1].epoch for one in curves.values()), default=0.0) or 1.0)
         rows: Rows = []
         for name, one in curves.items():
             shown = thin_history(one, max(12, MOST_EVALUATIONS // len(curves)))  # of many runs fewer points each

@@ -47,7 +47,7 @@ class Process(Record):
     launch: str | None = None  # name of the launch that started it
 
 
-class World(Record):
+class WorldSize(Record):
     ranks: Annotated[int, Field(ge=1, le=2**31)] = 1
     nodes: Annotated[int, Field(ge=1, le=2**31)] = 1
 
@@ -164,7 +164,7 @@ class Communication(Record):
     share: float | None = None  # of a step with it
 
 
-class Loader(Record):
+class LoaderResult(Record):
     """How real pictures were fed, held against synthetic batches in the same run."""
 
     images_per_second: Rate  # of the loader alone, nobody training
@@ -240,7 +240,7 @@ class Result(Record):
     recipe: Recipe
     system: str | None = None
     process: Process
-    world: World = World()
+    world: WorldSize = WorldSize()
     preflight: Preflight | None = None
     throughput: Throughput | None = None
     step_seconds: StepSeconds | None = None
@@ -250,7 +250,7 @@ class Result(Record):
     memory: Memory | None = None
     energy: Energy | None = None
     communication: Communication | None = None
-    loader: Loader | None = None
+    loader: LoaderResult | None = None
     data_bench: Feeding | None = None
     quality: Quality | None = None
     repeated: Repeated | None = None

@@ -15,13 +15,13 @@ from support.builders.data_sets import SHARDS, Listed, flip, locate, make_set
 from support.builders.images import busy, make_samples, save, save_sampled
 from support.builders.loaders import make_config
 from trainstone.data.image.decode import Region, decode_upper, look_sized
-from trainstone.data.pipeline.crops import Crop, Window
+from trainstone.data.pipeline.crops import Crop, CropWindow
 from trainstone.data.pipeline.feed import (
     IGNORED,
     NOTHING,
     OVERHEAD_BYTES,
     SUBSTITUTES,
-    Bad,
+    BadImage,
     Cache,
     Feed,
     Shown,
@@ -29,7 +29,7 @@ from trainstone.data.pipeline.feed import (
     list_boxes,
     pack,
 )
-from trainstone.data.pipeline.order import Place
+from trainstone.data.pipeline.order import SampleIndex
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
 from trainstone.errors import DataError
@@ -44,10 +44,10 @@ def make_feed(source: Source, num_classes: int | None = None, **keys: Any) -> Fe
     return Feed(source, config, train=True, num_classes=num_classes)
 
 
-def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, list[Bad]]:
+def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, list[BadImage]]:
     """Label, pixels and what was left out."""
-    out, bad = np.full((SIZE, SIZE, 3), 99, np.uint8), list[Bad]()
-    return feed.fill(Place(epoch, picture), out, Worker(), bad).label, out, bad
+    out, bad = np.full((SIZE, SIZE, 3), 99, np.uint8), list[BadImage]()
+    return feed.fill(SampleIndex(epoch, picture), out, Worker(), bad).label, out, bad
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
@@ -194,7 +194,7 @@ def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **
     source, config = Listed([Sample("drawn", data, boxes=boxes)]), make_config(size, seed=1, **augment)
     feed = Feed(source, config, train=train, num_classes=3, holds="boxes")
     rows = [np.zeros((size, size, 3), np.uint8) for _ in range(epochs)]
-    return [(out, feed.fill(Place(epoch, 0), out, Worker(), []).boxes) for epoch, out in enumerate(rows)]
+    return [(out, feed.fill(SampleIndex(epoch, 0), out, Worker(), []).boxes) for epoch, out in enumerate(rows)]
 
 
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
@@ -267,7 +267,7 @@ def test_truth_tells_crowds_areas_and_facts():
     assert areas[0].tolist() == [100, 100, 0, 0, 0, 0, 0, 0]
     assert not crowds.any()
     assert facts.tolist() == [[7, 20, 40], [IGNORED, 0, 0]]
-    left = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), Window(40, 40, 200, 100), flip=False)
+    left = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), CropWindow(40, 40, 200, 100), flip=False)
     assert left.labels.tolist() == [2]  # a box of which nothing is left is left out
     (labels,) = pack([Shown(4), NOTHING], "class")
     assert (labels.dtype, labels.tolist()) == (np.int64, [4, IGNORED])

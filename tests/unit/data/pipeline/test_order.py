@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainstone.data.pipeline.order import EvalOrder, Last, Place, TrainOrder
+from trainstone.data.pipeline.order import EvalOrder, Last, SampleIndex, TrainOrder
 from trainstone.data.pipeline.random_draws import MASK, STEP, Draws, make_key, mix, shuffle
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
@@ -12,7 +12,7 @@ from trainstone.machine.ranks import Rank
 WORLDS = pytest.mark.parametrize("world", [1, 2, 7])
 
 
-def take(count: int, batch_size: int, world: int, steps: int, last: Last = "carry") -> list[list[Place]]:
+def take(count: int, batch_size: int, world: int, steps: int, last: Last = "carry") -> list[list[SampleIndex]]:
     """All ranks' pictures of each step, rank 0 first."""
     orders = [TrainOrder(count, batch_size, 3, Rank(number, world), last=last) for number in range(world)]
     return [[place for order in orders for place in order.batch(step)] for step in range(steps)]
@@ -117,7 +117,7 @@ def test_validation_shows_every_picture_once_in_as_many_steps_for_all(count: int
     orders = [EvalOrder(count, batch_size, Rank(number, world)) for number in range(world)]
     (steps,) = {order.steps for order in orders}
     batches = [order.batch(step) for order in orders for step in range(steps)]
-    assert [place for batch in batches for place in batch] == [Place(0, picture) for picture in range(count)]
+    assert [place for batch in batches for place in batch] == [SampleIndex(0, picture) for picture in range(count)]
     assert max(map(len, batches), default=0) <= batch_size
     assert not any(order.batch(steps) for order in orders)
     assert not count or any(order.batch(steps - 1) for order in orders)

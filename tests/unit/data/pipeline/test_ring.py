@@ -13,8 +13,8 @@ from support.processes.command import LIMIT
 from support.processes.forked import wait_until
 from trainstone.data import loader
 from trainstone.data.pipeline import ring
-from trainstone.data.pipeline.feed import Bad, Worker
-from trainstone.data.pipeline.order import Place
+from trainstone.data.pipeline.feed import BadImage, Worker
+from trainstone.data.pipeline.order import SampleIndex
 from trainstone.data.pipeline.ring import Ring
 
 
@@ -28,11 +28,11 @@ class Made:
         self.gate = threading.Event()
         self.gate.set()
 
-    def plan(self, step: int) -> Sequence[Place]:
+    def plan(self, step: int) -> Sequence[SampleIndex]:
         self.planned.append(step)
-        return [Place(step, row) for row in range(4)]
+        return [SampleIndex(step, row) for row in range(4)]
 
-    def fill(self, memory: list[int], row: int, place: Place, _worker: Worker, _bad: list[Bad]) -> None:
+    def fill(self, memory: list[int], row: int, place: SampleIndex, _worker: Worker, _bad: list[BadImage]) -> None:
         assert self.gate.wait(LIMIT)
         memory[row] = place.epoch * 100 + place.picture
         self.filled.append((place.epoch, row))
@@ -123,12 +123,12 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("kind", [ValueError, Panic])
 def test_errors_come_with_their_batch_by_row_and_are_forgotten_with_it(made: Made, kind: type[BaseException]):
-    def fill(memory: list[int], row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
+    def fill(memory: list[int], row: int, place: SampleIndex, worker: Worker, bad: list[BadImage]) -> None:
         made.fill(memory, row, place, worker, bad)
         if place.epoch == 1 and row in (1, 3):
             raise kind(row)
 
-    def plan(step: int) -> Sequence[Place]:
+    def plan(step: int) -> Sequence[SampleIndex]:
         if step == 2:
             raise ValueError("no plan")
         return made.plan(step)

@@ -20,7 +20,15 @@ from trainstone.config.schema import AugmentConfig
 from trainstone.data.image.decode import Region, Scratch, decode, decode_upper, look_sized
 from trainstone.data.pipeline.crops import MAX_OPTIONS, Crop, crop_area, crop_boxes, crop_overlap
 from trainstone.data.pipeline.random_draws import Draws, make_key
-from trainstone.data.pipeline.transform import PLAIN, Colours, Transform, View, change_colours, find_part, scale_edges
+from trainstone.data.pipeline.transform import (
+    PLAIN,
+    Colours,
+    ImageView,
+    Transform,
+    change_colours,
+    find_part,
+    scale_edges,
+)
 from trainstone.data.sample import Box
 from trainstone.errors import ConfigError
 
@@ -44,7 +52,7 @@ def show(transform: Transform, data: bytes, key: int = 0, boxes: tuple[Box, ...]
     return out
 
 
-def choose(transform: Transform, data: bytes, key: int) -> View:
+def choose(transform: Transform, data: bytes, key: int) -> ImageView:
     return transform.choose(look_sized(data), (), key)
 
 
@@ -142,7 +150,7 @@ def test_the_part_is_that_of_the_pixels_really_cut(shrink: int):
     """A smaller picture whose pixels say where they come from."""
     region = Region(np.indices((100, 90)).transpose(1, 2, 0).astype(np.uint8), shrink)
     crop = Crop(3 * shrink + 1, 5 * shrink - 1, 40 * shrink + 1, 30 * shrink + 1)
-    pixels, part = cut(region, crop), find_part(region, View(crop, flip=False))
+    pixels, part = cut(region, crop), find_part(region, ImageView(crop, flip=False))
     (top, left), (bottom, right) = pixels[0, 0].tolist(), pixels[-1, -1].tolist()
     assert (part.left, part.top) == (left * shrink, top * shrink)
     assert (part.right, part.bottom) == ((right + 1) * shrink, (bottom + 1) * shrink)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.builders.archives import expect_refusal, list_everything, make_tar, make_zip, read_files
-from trainstone.data.parallel import Progress
+from trainstone.data.parallel import WorkProgress
 from trainstone.data.sources import archives
 from trainstone.data.sources.archives import extract_tar, extract_zip, list_tar, list_zip, read_tar, unpack_once
 from trainstone.errors import DataError
@@ -230,7 +230,7 @@ def test_good_zip_is_listed_and_extracted_by_any_number_of_threads(tmp_path, wor
     seen = list(extract_zip(path, tmp_path / "target", workers))
     total = sum(map(len, MANY.values()))
     unpacked = [item for item in seen if item.phase == "unpack x.zip"]
-    assert unpacked[-1] == Progress("unpack x.zip", total, total, "bytes")
+    assert unpacked[-1] == WorkProgress("unpack x.zip", total, total, "bytes")
     assert len(unpacked) > 1
     assert read_files(tmp_path / "target") == MANY
     assert (tmp_path / "target/empty").is_dir()

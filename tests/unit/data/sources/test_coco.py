@@ -17,7 +17,7 @@ from support.builders.data_sets import check
 from support.builders.images import busy, save
 from support.processes.command import LIMIT
 from trainstone.data.manifest import Manifest, check_files, read_manifest, sum_file
-from trainstone.data.parallel import Progress, lock_file
+from trainstone.data.parallel import WorkProgress, lock_file
 from trainstone.data.prepare import prepare as write_plan
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, ClassName
@@ -152,7 +152,9 @@ def test_real_pictures_have_their_boxes(tmp_path: Path):
     assert all(0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1 for box in boxes)
 
 
-def prepare(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False) -> tuple[list[Progress], Manifest]:
+def prepare(
+    source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False
+) -> tuple[list[WorkProgress], Manifest]:
     seen = list(prepare_coco(source, target, workers=workers, skip_bad=skip_bad))
     manifest = read_manifest(target)
     assert manifest is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.servers.web import Site, serve
-from trainstone.data.parallel import Progress
+from trainstone.data.parallel import WorkProgress
 from trainstone.data.sources import download
 from trainstone.data.sources.download import WAITS_SECONDS, Wanted, fetch, find_file, is_address, list_coco_files
 from trainstone.errors import ConfigError, DataError
@@ -28,7 +28,7 @@ def wanted_of(data: bytes, server: str, size: int | None = len(CONTENT)) -> Want
     return Wanted("a.zip", (f"{server}/zips/a.zip",), "sha256", hashlib.sha256(data).hexdigest(), size)
 
 
-def get(server: str, target: Path, *files: Wanted, waits: list[float] | None = None) -> list[Progress]:
+def get(server: str, target: Path, *files: Wanted, waits: list[float] | None = None) -> list[WorkProgress]:
     slept: list[float] = [] if waits is None else waits
     return list(fetch(files or (wanted_of(CONTENT, server),), target, timeout_seconds=2, sleep=slept.append))
 
@@ -59,7 +59,7 @@ def test_fetch_downloads_a_file_with_progress_and_later_only_checks_it(tmp_path:
         (tmp_path / "new/a.zip").write_bytes(OTHER)
         with pytest.raises(DataError, match="sha256") as caught:
             get(server, tmp_path / "new")
-    assert seen[-1] == Progress("download a.zip", len(CONTENT), len(CONTENT), "bytes")
+    assert seen[-1] == WorkProgress("download a.zip", len(CONTENT), len(CONTENT), "bytes")
     assert [p.done for p in seen] == sorted({p.done for p in seen})
     assert {p.phase for p in again} == {"check a.zip"}
     assert "remove it" in (caught.value.hint or "")

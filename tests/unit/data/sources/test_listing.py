@@ -11,13 +11,13 @@ from support.builders.damage import write
 from support.builders.data_sets import flip
 from trainstone.data.sample import Source
 from trainstone.data.sources import listing as listing_module
-from trainstone.data.sources.listing import FileListing, ListingBuilder, Place, walk_files
+from trainstone.data.sources.listing import FileListing, FilePlace, ListingBuilder, walk_files
 from trainstone.errors import DataError
 
 PICTURES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}
 
 
-def list_places(root: Path, places: Iterable[tuple[str, Place]]) -> FileListing:
+def list_places(root: Path, places: Iterable[tuple[str, FilePlace]]) -> FileListing:
     builder = ListingBuilder(root)
     for name, place in places:
         builder.add(name, name[:3], place)
@@ -94,8 +94,8 @@ def test_what_is_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
 
 def test_two_pictures_of_one_name_are_refused(tmp_path):
     builder = ListingBuilder(tmp_path)
-    builder.add("n0/a.JPEG", "n0", Place(tmp_path / "one"))
-    builder.add("n0/a.JPEG", "n0", Place(tmp_path / "two"))
+    builder.add("n0/a.JPEG", "n0", FilePlace(tmp_path / "one"))
+    builder.add("n0/a.JPEG", "n0", FilePlace(tmp_path / "two"))
     with pytest.raises(DataError, match=r"two pictures are named n0/a\.JPEG"):
         builder.finish(["n0"])
 
@@ -103,7 +103,7 @@ def test_two_pictures_of_one_name_are_refused(tmp_path):
 @pytest.mark.parametrize("name", ["n0/a\tb.JPEG", "n0/a\nb.JPEG", "n0/\udcff.JPEG"])
 def test_names_that_no_list_can_hold_are_refused(tmp_path, name):
     with pytest.raises(DataError, match=r"control character|not UTF-8"):
-        ListingBuilder(tmp_path).add(name, "n0", Place(tmp_path))
+        ListingBuilder(tmp_path).add(name, "n0", FilePlace(tmp_path))
 
 
 def test_the_fingerprint_follows_names_labels_and_archives(tmp_path):

@@ -36,7 +36,7 @@ from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.storage.wds import WdsShard, make_key
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, read_instances
-from trainstone.formats.files import Span
+from trainstone.formats.files import ByteSpan
 
 FILES = {"recordio": "x.rec", "tfrecord": "x.tfrecord", "wds": "x.tar"}
 STORAGES = pytest.mark.parametrize("storage", FILES)
@@ -342,7 +342,7 @@ def test_detections_become_cocos_annotations(tmp_path: Path):
     samples = [Sample("below/x y.ü%.jpg", JPEGS[0], boxes=BOXES, id=139), Sample("empty.png", make_png(5, 3))]
     made = [encode("detect", sample, number) for number, sample in enumerate(samples)]
     assert [(one.name, one.buffers) for one in made] == [(s.name, (s.image,)) for s in samples]
-    text = encoder.finish("".join(encoder.lines(one, Span(0, 1))[0] for one in made), 2)
+    text = encoder.finish("".join(encoder.lines(one, ByteSpan(0, 1))[0] for one in made), 2)
     assert encoder.sidecars(Shard("train", "train", 0, 2)) == ("annotations/instances_train.json",)
     (tmp_path / "x.json").write_text(text)
     instances = read_instances(tmp_path / "x.json")

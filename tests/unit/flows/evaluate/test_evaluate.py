@@ -16,13 +16,13 @@ from support.processes.flows import LateTimer, drain, follow
 from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.engine.dataset import provide_data
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.evaluate import judge, judge_network
 from trainstone.engine.fit import count_step_work
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import build_network
 from trainstone.engine.task import Task, build_task
+from trainstone.engine.training_data import provide_data
 from trainstone.errors import ConfigError
 from trainstone.flows import observation
 from trainstone.flows.evaluate.inference import infer_steps, run_inference

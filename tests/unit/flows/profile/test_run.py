@@ -14,7 +14,7 @@ from trainstone.flows.profile import run as profiling
 from trainstone.flows.profile.run import describe_profiled, judge_overhead, plan_window, run_profile
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.peaks import Peaks
-from trainstone.measure.profiler import Window
+from trainstone.measure.profiler import ProfileWindow
 from trainstone.results.run_folder import RunFolder, create_run, read_result
 from trainstone.results.schema.run import Result
 from trainstone.results.step_parts import PARTS
@@ -92,7 +92,7 @@ def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeyp
     [(6, 0, (5, 6, 8)), (0, 0, (0, 0, 2)), (9, 2, (6, 9, 11)), (4, 2, (3, 4, 6)), (0, 2, (3, 3, 5))],
 )
 def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: tuple[int, int, int]):
-    assert plan_window(start, lag + 1, 2, LateTimer() if lag else HostTimer()) == Window(*window)
+    assert plan_window(start, lag + 1, 2, LateTimer() if lag else HostTimer()) == ProfileWindow(*window)
 
 
 def test_cores_need_an_nvidia_device(tmp_path: Path):
@@ -104,14 +104,14 @@ def test_cores_need_an_nvidia_device(tmp_path: Path):
 
 def test_the_profilers_cost_is_held_against_steps_before_and_after():
     seconds = np.array([9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 1.3, 1.2, 1.0, 1.0, 1.0])
-    cost = judge_overhead(seconds, Window(begin=6, first=7, end=9))
+    cost = judge_overhead(seconds, ProfileWindow(begin=6, first=7, end=9))
     assert cost.plain_step_seconds == 1.0
     assert cost.profiled_step_seconds == pytest.approx(1.25)
     assert cost.share == pytest.approx(0.25)
     assert (cost.plain_steps, cost.profiled_steps, cost.noise) == (8, 2, 0.0)
     # A profile that costs much warns of its shares.
     seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
-    window = Window(begin=5, first=5, end=7)
+    window = ProfileWindow(begin=5, first=5, end=7)
     timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
     told = describe_profiled(timeline, window)
     assert told.severity == "warning"

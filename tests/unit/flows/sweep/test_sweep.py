@@ -19,7 +19,7 @@ from trainstone.errors import ConfigError, DataError, LaunchError, ResultError, 
 from trainstone.flows.sweep import run as launch_sweep
 from trainstone.flows.sweep.plan import (
     BATCH_SIZES,
-    Plan,
+    SweepPlan,
     configure,
     make_plan,
     name_all,
@@ -261,7 +261,7 @@ def stop(run: RunFolder, keep: int = 1) -> Result:
     return read_result(run.path)
 
 
-def plan_resumed(path: Path) -> Plan:
+def plan_resumed(path: Path) -> SweepPlan:
     check_resumed(path, [])
     return resume_plan(path, read_result(path))
 

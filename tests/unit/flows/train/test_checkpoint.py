@@ -27,7 +27,7 @@ from support.builders.images import save as save_picture
 from support.builders.training_runs import make_config
 from support.processes.command import LIMIT
 from trainstone.data.splits import open_split
-from trainstone.data.synthetic.dataset import find_stored, provide_stored
+from trainstone.data.synthetic.generated import find_stored, provide_stored
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
 from trainstone.errors import ConfigError, DataError, ResultError

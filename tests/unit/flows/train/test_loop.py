@@ -36,7 +36,7 @@ from trainstone.originals.output_file import Seat
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import RunFolder, create_run, read_result, reopen_run
 from trainstone.results.steps import read_columns
-from trainstone.results.telemetry import Sample
+from trainstone.results.telemetry import TelemetrySample
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
 
@@ -252,7 +252,7 @@ def test_a_start_without_a_step_is_judged_too(tmp_path: Path, monkeypatch: pytes
     ("starts", "times", "counted"), [(1, (0, 1, 2), True), (2, (0, 1, 2), False), (1, (0, 2, 1), False)]
 )
 def test_energy_is_that_of_a_single_start(starts: int, times: tuple[float, ...], counted: bool):
-    samples = [Sample(time_seconds=t, step=0, energy_joules=10.0 * n) for n, t in enumerate(times)]
+    samples = [TelemetrySample(time_seconds=t, step=0, energy_joules=10.0 * n) for n, t in enumerate(times)]
     assert has_one_clock(Course("top1", 96, 8, starts=starts), samples) == counted
 
 

@@ -9,7 +9,7 @@ from support.builders.original_files import BEGAN, make_facts, make_step, play
 from trainstone.engine.task import plan_rate
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.machine.ranks import Rank
-from trainstone.originals.output_file import Facts
+from trainstone.originals.output_file import RunFacts
 from trainstone.originals.registry import list_writers
 
 EPOCH = ("epoch", "final_cross_entropy", "final_l2_loss", "final_total_loss", "final_learning_rate")
@@ -17,12 +17,12 @@ ITERATION = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_los
 END = "Ending Model Training ..."
 
 
-def train(facts: Facts, last: int, **changes) -> list[Entry]:
+def train(facts: RunFacts, last: int, **changes) -> list[Entry]:
     play(facts, last, **changes)
     return read_nvlog(facts.folder / "original/nvlog.txt")
 
 
-def read_json(facts: Facts, name: str = "training.json") -> dict:
+def read_json(facts: RunFacts, name: str = "training.json") -> dict:
     return json.loads((facts.folder / "original" / name).read_text())
 
 
@@ -156,7 +156,7 @@ def test_the_json_is_there_after_the_first_epoch_and_a_loss_that_is_no_number_is
     log.close()
 
 
-def bench(facts: Facts, steps: int) -> list[Entry]:
+def bench(facts: RunFacts, steps: int) -> list[Entry]:
     """Steps of a second and of half a second in turns."""
     (log,) = list_writers(facts)
     for step in range(steps):
@@ -166,7 +166,7 @@ def bench(facts: Facts, steps: int) -> list[Entry]:
     return read_nvlog(facts.folder / "original/nvlog.txt")
 
 
-def bench_facts(folder: Path, *settings: str, **changes: object) -> Facts:
+def bench_facts(folder: Path, *settings: str, **changes: object) -> RunFacts:
     return make_facts(folder, "wmlce", *settings, kind="bench", **{"ranks": 1, "global_batch": 256, **changes})
 
 

@@ -1,42 +1,20 @@
-"""The data set that needs no download: drawn pictures of shapes, as real JPEGs, for classification and detection.
-
-Every picture follows from (seed, split, number) alone, so nothing need be stored and any process can make any of them.
-The class is told by form and surface, never by colour, place or size.
-A canvas is float32, 3 x height x width (numpy works along long rows), 0 to 255; an object is drawn in its own patch.
-"""
+"""Draw the shapes of generated images: outlines, surfaces, backgrounds, shadows, and scenes of several things."""
 
 import colorsys
 import math
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import EllipsisType
-from typing import ClassVar, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from trainstone.config.schema import Config
-from trainstone.data.image.decode import encode_jpeg
-from trainstone.data.manifest import Storage, read_manifest
-from trainstone.data.parallel import BusyError, Progress, lock_file
-from trainstone.data.prepare import prepare
-from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split, make_box
-from trainstone.data.shard_plan import Plan, make_plan
-from trainstone.errors import ConfigError, DataError
-from trainstone.files import cache_folder
-from trainstone.machine.ranks import ALONE
+from trainstone.data.sample import Box, make_box
 
-KINDS = ("classify", "detect")
 MAX_OBJECTS, FEW_OBJECTS = 8, 4
 LEAST_VISIBLE = 0.4
-GENERATOR = 1  # raised when the same numbers give other pictures
-MARGIN = 8 / 7
-"""Stored pictures are larger than what is trained on, as in ImageNet's validation: 256 for 224."""
 SHIFT = 4  # cv2 draws with so many binary digits behind the point
 Points = npt.NDArray[np.float32]
 Plane = npt.NDArray[np.floating]
@@ -313,101 +291,6 @@ def photograph(rng: np.random.Generator, canvas: Canvas) -> Mask:
     return merged
 
 
-@dataclass(frozen=True)
-class GeneratedSource:
-    """One split of generated pictures; holds only numbers, so it goes to other processes for nothing."""
-
-    kind: str
-    split: str
-    count: int
-    width: int = 96
-    height: int = 96
-    num_classes: int = 10
-    seed: int = 0
-    clutter: bool = True
-    """Draw other things around and over the object; without, it is large and alone."""
-    is_drawn: ClassVar[bool] = True
-    """By Python, which has one lock: processes serve better than threads."""
-
-    def __post_init__(self) -> None:
-        most = len(SHAPES) * (len(SURFACES) if self.kind == "classify" else 1)
-        if self.kind not in KINDS:
-            raise ConfigError(f"generated data of kind {self.kind!r}; {' and '.join(KINDS)} are allowed")
-        for name, value, low, high in (
-            ("num_classes", self.num_classes, 1 if self.kind == "detect" else 2, most),
-            ("count", self.count, 0, 10**9),
-            ("width", self.width, 16, 4096),
-            ("height", self.height, 16, 4096),
-            ("seed", self.seed, 0, 2**63),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"generated data with {name} {value}; {low} to {high} are allowed for {self.kind}")
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def classes(self) -> list[ClassName]:
-        """Class names in the order of labels, which is that of their folders' names."""
-        return [ClassName(name, text) for name, text, _, _ in list_classes(self.kind, self.num_classes)]
-
-    def fingerprint(self) -> str:
-        return f"{self!r} of generator {GENERATOR}"
-
-    def read(self, index: int) -> Sample:
-        name = self.name(index)
-        entropy = (self.seed, zlib.crc32(f"{self.kind} {self.split}".encode()), index)
-        rng = np.random.default_rng(np.random.SeedSequence(entropy))
-        quality = int(rng.integers(75, 96))
-        canvas = paint_background(rng, self.height, self.width)
-        angle = rng.uniform(0, 2 * math.pi)
-        light = (math.cos(angle), math.sin(angle))
-        if self.clutter:
-            draw_clutter(rng, canvas, light, *((1, 5) if self.kind == "detect" else (2, 6)))
-        classes, label = list_classes(self.kind, self.num_classes), self.label(index)
-        if label is None:
-            boxes = draw_many(rng, canvas, light, classes, clutter=self.clutter)
-            return Sample(name, encode_jpeg(photograph(rng, canvas), quality), boxes=boxes, id=index + 1)
-        draw_one(rng, canvas, light, *classes[label][2:], clutter=self.clutter)
-        return Sample(name, encode_jpeg(photograph(rng, canvas), quality), label=label)
-
-    def name(self, index: int) -> str:
-        """Return circle-dotted/0000123.jpg, or 000000000124.jpg as COCO's are, from 1."""
-        if not 0 <= index < self.count:
-            raise IndexError(f"picture {index} of {self.count}")
-        if self.kind == "detect":
-            return f"{index + 1:012d}.jpg"
-        return f"{list_classes(self.kind, self.num_classes)[index % self.num_classes][0]}/{index:07d}.jpg"
-
-    def where(self, index: int) -> str:
-        return f"generated picture {index} of {self.split}, seed {self.seed}"
-
-    def label(self, index: int) -> int | None:
-        """Return the class without drawing: all in turn, so that any stretch holds equally many of each."""
-        return None if self.kind == "detect" else index % self.num_classes
-
-
-def generate(template: GeneratedSource, counts: Mapping[str, int]) -> DataSet:
-    """Return a data set whose splits are like the template, with so many images each: {"train": 5000, "val": 500}."""
-    splits = [Split(name, replace(template, split=name, count=count)) for name, count in counts.items()]
-    return DataSet(template.kind, f"generated, seed {template.seed}", template.classes, splits, name="shapes")
-
-
-@cache
-def list_classes(kind: str, number: int) -> tuple[tuple[str, str, str, str], ...]:
-    """Return (name, text, shape, surface) of each class, sorted by name: so folders give the same labels."""
-    if kind == "detect":
-        return tuple((shape, shape, shape, "") for shape in sorted(list(SHAPES)[:number]))
-    # As many shapes and surfaces as make so many pairs: with the fewest left over, then as alike as can be.
-    counts = [(math.ceil(number / surfaces), surfaces) for surfaces in range(1, len(SURFACES) + 1)]
-    num_shapes, num_surfaces = min(
-        ((a, b) for a, b in counts if a <= len(SHAPES)),
-        key=lambda pair: (math.prod(pair), abs(pair[0] - pair[1]), -pair[0]),
-    )
-    pairs = [(shape, surface) for surface in list(SURFACES)[:num_surfaces] for shape in list(SHAPES)[:num_shapes]]
-    return tuple(sorted((f"{a}-{b}", f"{b} {a}", a, b) for a, b in pairs[:number]))
-
-
 def draw_one(
     rng: np.random.Generator, canvas: Canvas, light: Light, shape: str, surface: str, *, clutter: bool
 ) -> None:
@@ -512,45 +395,3 @@ def box_of(owner: Mask, number: int, label: int) -> Box:
     rows, columns = np.flatnonzero(mine.any(axis=1)), np.flatnonzero(mine.any(axis=0))
     height, width = owner.shape
     return make_box(label, (columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height))
-
-
-class Stored(NamedTuple):
-    plan: Plan
-    target: Path
-
-
-def plan_stored(
-    train: GeneratedSource, val: int, storage: Storage = "folder", shards: dict[str, int] | None = None
-) -> Stored:
-    """Plan a generated set in the cache folder: a training split, and so many images like it for validation."""
-    made = generate(train, {"train": train.count, "val": val} if val else {"train": train.count})
-    size = f"{train.width}x{train.height}-{train.count}-{val}-seed-{train.seed}{'' if train.clutter else '-alone'}"
-    plan = make_plan(made, storage, shuffle=False, shards=shards or {})
-    return Stored(plan, cache_folder() / "data" / f"{train.kind}-{train.num_classes}-classes-{size}-{storage}")
-
-
-def find_stored(config: Config) -> Stored:
-    data, num_classes = config.data, config.model.num_classes
-    if num_classes == "auto":
-        raise ConfigError("data.source = generated needs a number of classes", hint="--set model.num_classes=10")
-    size = round(data.image_size * MARGIN)
-    train = GeneratedSource(
-        config.workload, "train", data.generated_train, size, size, num_classes, clutter=data.generated_clutter
-    )
-    return plan_stored(train, data.generated_val, "recordio")
-
-
-def provide_stored(config: Config, workers: int) -> Iterator[Progress]:
-    """Make a recipe's generated set where it is not there yet; while another process makes it, wait for that."""
-    stored = find_stored(config)
-    lock = stored.target.with_name(f"{stored.target.name}.lock")
-    while read_manifest(stored.target) is None:
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with lock_file(lock, stored.target):
-                yield from prepare(stored.plan, stored.target, ALONE, workers)
-        except BusyError:
-            yield Progress("waiting for another process", 0, None, "pictures")
-            time.sleep(0.2)
-        except OSError as err:
-            raise DataError(f"cannot write {err.filename or lock}: {err.strerror}") from err

@@ -38,7 +38,7 @@ from trainstone.trace.spans import (
     lengths,
     sums_within,
 )
-from trainstone.trace.view import DATA, OPTIMIZER, PASS, PHASE, View, find_named, look_at
+from trainstone.trace.view import DATA, OPTIMIZER, PASS, PHASE, TraceView, find_named, look_at
 
 # Calls of the driver that keep the host until the device is done, and operators that fetch a number from the device
 WAITING_CALL = re.compile(
@@ -100,7 +100,7 @@ def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:
     return TraceReport(timeline, count_calls(view, calling))
 
 
-def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
+def judge_device(view: TraceView, calling: Calling) -> tuple[Moments, Spans]:
     """Judge by what runs on the device, and by what the host does; return also all kernels, overlapping or not."""
     trace, kind = view.trace, view.trace.kind
     kernel = (kind == Kind.KERNEL) & view.of_device
@@ -129,7 +129,7 @@ def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
     return moments, Spans(trace.start_ns[kernel], trace.end_ns[kernel])
 
 
-def judge_processor(view: View) -> tuple[Moments, Spans]:
+def judge_processor(view: TraceView) -> tuple[Moments, Spans]:
     """Judge by the operators of all threads of the host's process; what is within a copy or communication is it.
 
     Return also what runs on each thread.
@@ -155,7 +155,7 @@ def judge_processor(view: View) -> tuple[Moments, Spans]:
     return moments, Spans(*np.concatenate((EMPTY, *running), axis=1))
 
 
-def split_steps(view: View, moments: Moments, kernels: Spans) -> list[StepParts]:
+def split_steps(view: TraceView, moments: Moments, kernels: Spans) -> list[StepParts]:
     starts, ends = view.starts, view.ends
 
     def within(spans: Spans) -> Ints:

@@ -10,7 +10,8 @@ from support.builders.training_runs import make_config
 from trainstone.data.image.decode import decode_strict
 from trainstone.data.image.inspect import look
 from trainstone.data.manifest import read_manifest
-from trainstone.data.synthetic.dataset import Drawn, GeneratedSource, box_of, find_stored, may_cover, provide_stored
+from trainstone.data.synthetic.drawing import Drawn, box_of, may_cover
+from trainstone.data.synthetic.generated import GeneratedSource, find_stored, provide_stored
 from trainstone.errors import ConfigError, DataError
 
 

@@ -13,7 +13,7 @@ from support.builders.damage import quick, real_data
 from support.builders.traces import call, host, kernel, mark, small_trace, step, thread_name, write_trace
 from trainstone.errors import DataError
 from trainstone.results.schema.timeline import StepParts, Timeline
-from trainstone.trace.timeline import TraceReport, analyse_trace
+from trainstone.trace.breakdown import TraceReport, analyse_trace
 
 Events = list[dict[str, Any]]
 DEVICE_ORDER = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")

@@ -7,7 +7,7 @@ from trainstone.config.schema import Config, change_section
 from trainstone.data.pipeline.order import TrainOrder
 from trainstone.data.pipeline.transform import Transform
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.data.synthetic.dataset import find_stored, provide_stored
+from trainstone.data.synthetic.generated import find_stored, provide_stored
 from trainstone.errors import ConfigError
 from trainstone.machine.cpus import read_affinity
 from trainstone.machine.ranks import Rank
