@@ -6,6 +6,7 @@ Same seed, same batches, whatever the threads; any step can be the first. Traini
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import cv2
@@ -59,6 +60,24 @@ class Stages(NamedTuple):
     read_bytes: int
 
 
+@dataclass(frozen=True)
+class LoaderOptions:
+    """What a loader is for, beside the recipe."""
+
+    batch_size: int
+    train: bool = True
+    rank: Rank = ALONE
+    num_classes: int | None = None
+    """Labels must be below it; None: they are not checked."""
+    pinned: bool = False
+    first_step: int = 0
+    parts: int = 1
+    """In training, batches per step; in validation, images come in a multiple of it, the rest is skipped."""
+    storage: str = ""
+    """The format that the source is stored in, for messages."""
+    holds: Holds = "class"
+
+
 class Loader:
     """Yields batches. Close it, or use it as a context.
 
@@ -71,42 +90,35 @@ class Loader:
     Rows of a short batch and damaged pictures of a validation set have pixels of zero and the label or number IGNORED.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        config: Config,
-        batch_size: int,
-        *,
-        train: bool = True,
-        rank: Rank = ALONE,
-        num_classes: int | None = None,
-        pinned: bool = False,
-        first_step: int = 0,
-        parts: int = 1,
-        storage: str = "",
-        holds: Holds = "class",
-    ) -> None:
-        """`parts`: in training, batches of a step; in validation, pictures come in a multiple, the rest is left out."""
+    def __init__(self, source: Source, config: Config, options: LoaderOptions) -> None:
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
         loader, size = config.loader, config.data.image_size
         order: TrainOrder | EvalOrder
-        if train:
+        batch_size, rank, parts = options.batch_size, options.rank, options.parts
+        if options.train:
             order = TrainOrder(len(source), batch_size, config.seed, rank, last=loader.last, parts=parts)
         else:
             order = EvalOrder(len(source) // parts * parts, batch_size, rank)
         self.order = order
-        self.feed = Feed(source, config, train=train, num_classes=num_classes, storage=storage, holds=holds)
+        self.feed = Feed(
+            source,
+            config,
+            train=options.train,
+            num_classes=options.num_classes,
+            storage=options.storage,
+            holds=options.holds,
+        )
         self.num_slots = loader.prefetch + KEEP
-        self.step = first_step
+        self.step = options.first_step
         """The step that comes next: what to go on from."""
         self.skipped = 0
         """How often a damaged picture was left out; bad_pictures says which."""
         self.bad_pictures: set[str] = set()
-        slots = [BatchMemory(batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
+        slots = [BatchMemory(batch_size, size, options.holds, pinned=options.pinned) for _ in range(self.num_slots)]
         threads = available_cores().threads if loader.threads == "auto" else loader.threads
         self._began = time.perf_counter()
         self._ring = Ring(
-            slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
+            slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=self.step, steps=order.steps
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from trainstone.config.load import load_config
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.machine.launch_protocol import RUN, forget_attempt, read_code, read_failures
+from trainstone.machine.launch_protocol import FOLDER, RUN, forget_attempt, read_code, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.machine.supervisor import describe_exit, hint_at_memory, supervise
 from trainstone.results.combine import BegunRun, combine_runs, combine_trainings, judge_repeated
@@ -81,7 +81,9 @@ def run_child(child: ChildRun, signals: StopSignals) -> Generator[str, None, Chi
     log.info("starting %s", shlex.join(child.command))
     folder = child.folder.absolute()
     forget_attempt(folder)
-    ended = yield from supervise(child.command, {RUN: str(folder)}, folder, OUTPUT, signals, label=child.label)
+    ended = yield from supervise(
+        child.command, {RUN: str(folder)}, folder / FOLDER / OUTPUT, signals, label=child.label
+    )
     code = ended.code or read_code(folder) or 0
     log.info("%s ended with %d", child.label, code)
     return ChildEnd(code, explain_end(folder, code, ended.output) if ended.code else None)

@@ -112,8 +112,7 @@ def tell_verdict(
         scale_throughput(summary.throughput, ranks),
         utilisation,
         noise,
-        device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
-        precision=fitted.config.train.precision,
+        peak=f"{DEVICE_WORDS.get(fitted.device.type, 'device')}'s measured {fitted.config.train.precision} peak",
         feeding=checks.tell_feeding(fed, summary.data_share) if fed else "",
         ranks=ranks,
     )

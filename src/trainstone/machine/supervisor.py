@@ -59,8 +59,7 @@ def send_once(
 def supervise(
     command: Sequence[str],
     environment: Mapping[str, str],
-    run: Path,
-    log_name: str,
+    log_file: Path,
     signals: StopSignals,
     *,
     label: str = "",
@@ -69,13 +68,13 @@ def supervise(
 ) -> Generator[str, None, Ended]:
     """Run a command for a run folder to its end; yield the progress lines of its ranks, return how it ended.
 
-    Its output goes to launch/`log_name`. `grace_seconds` after a stop signal it is killed.
+    Its output goes to `log_file`; the ranks write their progress beside it. `grace_seconds` after a stop signal it is
+    killed.
     """
-    folder = run / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    progress, prefix = Tail(folder / PROGRESS), f"{label} · " if label else ""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    progress, prefix = Tail(log_file.with_name(PROGRESS)), f"{label} · " if label else ""
     notified: set[int] = set()
-    with (folder / log_name).open("ab") as log:
+    with log_file.open("ab") as log:
         begin = log.tell()
         process = subprocess.Popen(
             command,
@@ -96,7 +95,7 @@ def supervise(
         finally:
             end_all(process, environment.get(LAUNCH))
     yield from (prefix + line for line in progress.read())
-    return Ended(process.returncode, read_since(folder / log_name, begin).decode("utf-8", "replace"))
+    return Ended(process.returncode, read_since(log_file, begin).decode("utf-8", "replace"))
 
 
 def end_all(process: subprocess.Popen[bytes], launch: str | None) -> None:
@@ -160,7 +159,7 @@ def run_plan(plan: LaunchPlan, run: Path, signals: StopSignals) -> Generator[str
     write_atomically(script, write_script(plan))
     # A prologue is for a login shell: that is where `module` is known.
     command = ["bash", "-l", str(script)] if plan.prologue else list(plan.command)
-    return (yield from supervise(command, plan.environment, run, LOG, signals, stop=STOPS[plan.engine]))
+    return (yield from supervise(command, plan.environment, run / FOLDER / LOG, signals, stop=STOPS[plan.engine]))
 
 
 def stop_local(engine: int, notified: set[int]) -> None:

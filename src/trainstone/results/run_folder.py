@@ -299,8 +299,6 @@ def recover(path: Path) -> Result:
             throughput,
             None,
             None,
-            device_kind="device",
-            precision=str(result.config.get("train", {}).get("precision")),
             ranks=result.world.ranks,
         )
     return result.model_copy(update=found | {"findings": [*result.findings, *findings]})

@@ -56,18 +56,20 @@ def write_verdict(
     utilisation: schema.Utilisation | None,
     noise: Noise | None,
     *,
-    device_kind: str,
-    precision: str,
+    peak: str = "",
     feeding: str = "",
     ranks: int = 1,
 ) -> str:
-    """One sentence that can be quoted; of several ranks the throughput is that of all, the utilisation rank 0's."""
+    """One sentence that can be quoted; of several ranks the throughput is that of all, the utilisation rank 0's.
+
+    `peak`: what the utilisation is a share of, such as "CPU's measured bf16 peak".
+    """
     on_ranks, whose = (f" on {ranks} ranks", "the first") if ranks > 1 else ("", "this")
     rate = f"{title}: {units.format_rate(throughput.images_per_second)} images/s{on_ranks}"
     parts = [f"{rate} {describe_interval(throughput)}"]
     if utilisation is not None and utilisation.mfu is not None:
         share = units.format_percent(utilisation.mfu, 0)
-        parts.append(f"{share} of {whose} {device_kind}'s measured {precision} peak")
+        parts.append(f"{share} of {whose} {peak}")
     if utilisation is not None and utilisation.limit not in (None, "unknown"):
         parts.append(f"limited by {utilisation.limit}")
     if not throughput.steady and throughput.trend_percent is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.loader import Loader
+from trainstone.data.loader import Loader, LoaderOptions
 from trainstone.data.pipeline.feed import Holds
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
@@ -135,7 +135,7 @@ def choose_eval_batch(config: Config) -> int:
 def _open_for_rank(config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any) -> Loader:
     classes, pinned = config.model.num_classes, device.type == "cuda"
     how = {"num_classes": classes, "pinned": pinned, "storage": opened.dataset.storage, **how}
-    return Loader(opened.source, config, rank=rank, **how)
+    return Loader(opened.source, config, LoaderOptions(rank=rank, **how))
 
 
 class Normalisation(NamedTuple):

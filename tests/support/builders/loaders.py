@@ -6,7 +6,7 @@ import torch
 
 from support.processes.forked import wait_until
 from trainstone.config.schema import AugmentConfig, Config, DataConfig, LoaderConfig
-from trainstone.data.loader import Loader
+from trainstone.data.loader import Loader, LoaderOptions
 from trainstone.data.sample import Source
 
 Batch = tuple[torch.Tensor, ...]
@@ -25,7 +25,7 @@ def make_config(image_size: int = 32, seed: int = 3, **keys: Any) -> Config:
 def make_loader(source: Source, batch_size: int = 4, **wishes: Any) -> Loader:
     keys = {*AugmentConfig.model_fields, *LoaderConfig.model_fields, "image_size", "seed"}
     config = make_config(**{"threads": 2, "prefetch": 2, **{key: wishes.pop(key) for key in keys & wishes.keys()}})
-    return Loader(source, config, batch_size, **wishes)
+    return Loader(source, config, LoaderOptions(batch_size, **wishes))
 
 
 def take(loader: Loader, count: int | None = None) -> list[Batch]:

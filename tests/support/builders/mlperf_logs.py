@@ -22,7 +22,7 @@ from trainstone.machine.page_cache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
 from trainstone.models.ssd import build_ssd
-from trainstone.originals.mlperf.training_log import MlperfLog, list_head, measure_sizes
+from trainstone.originals.mlperf.training_log import MlperfLog, StartTimes, list_head, measure_sizes
 from trainstone.results.mlperf.logs import LoggedRun
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import Point, Status
@@ -78,8 +78,7 @@ def open_made_log(
         "Made-up accelerator",
         [name for name, _ in (network or build_resnet(50)).named_parameters()],
         CacheCleared(True, "page cache cleared", BEGAN),
-        int(BEGAN * 1000),
-        int(built_seconds * 1000),
+        StartTimes(int(BEGAN * 1000), int(built_seconds * 1000)),
     )
     return MlperfLog(path, cadence, config, ranks, head, now=clock or Clock())
 

@@ -54,7 +54,7 @@ def test_supervise_broken_off_leaves_no_process(monkeypatch, tmp_path: Path, pro
         with progress.open("a") as file:
             file.write("step 1\n")
 
-    running = supervise(python(program, str(begun)), {}, tmp_path, "output.log", StopSignals())
+    running = supervise(python(program, str(begun)), {}, tmp_path / "launch/output.log", StopSignals())
     writer = threading.Thread(target=write_progress)
     writer.start()
     assert next(running) == "step 1"
@@ -82,7 +82,7 @@ def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch
         "open(sys.argv[1], 'w').close(); [time.sleep(600) for _ in range(9)]"
     )
     command = python(count, str(ready))
-    _, ended = drain(supervise(command, {}, tmp_path, "output.log", signals, grace_seconds=0.2))
+    _, ended = drain(supervise(command, {}, tmp_path / "launch/output.log", signals, grace_seconds=0.2))
     stopper.join()
     assert ended.code == -signal.SIGKILL
     assert ended.output in ("TERM\n", "TERM\nTERM\n")  # once by us, once at the end
@@ -115,7 +115,7 @@ def test_child_ends_with_its_killed_parent(tmp_path: Path):
         "import sys; from pathlib import Path; from trainstone.machine.supervisor import supervise; "
         "from trainstone.machine.signals import StopSignals; "
         f"list(supervise([sys.executable, '-I', '-S', '-c', {SLEEPER!r}, sys.argv[1] + '/begun'], {{}}, "
-        "Path(sys.argv[1]), 'output.log', StopSignals()))"
+        "Path(sys.argv[1], 'launch/output.log'), StopSignals()))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     wait_until((tmp_path / "begun").exists)

@@ -201,12 +201,12 @@ def test_the_verdict_reads_as_a_sentence():
     throughput = schema.Throughput(images_per_second=4.9, ci95=(4.85, 4.95), **window)
     utilisation = make_utilisation(2, 1).model_copy(update={"mfu": 0.68, "limit": "compute"})
     noise = Noise(grade="B", reasons=())
-    verdict = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32")
+    verdict = write_verdict("ResNet-50", throughput, utilisation, noise, peak="CPU's measured fp32 peak")
     assert verdict == (
         "ResNet-50: 4.9 images/s ± 1.0 % (95 %, within this run); 68 % of this CPU's measured fp32 peak; "
         "limited by compute; noise grade B"
     )
-    of_two = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32", ranks=2)
+    of_two = write_verdict("ResNet-50", throughput, utilisation, noise, peak="CPU's measured fp32 peak", ranks=2)
     assert "images/s on 2 ranks ± 1.0 % (95 %, within this run); 68 % of the first CPU's" in of_two
 
 

@@ -1,6 +1,8 @@
 """What is recorded while the measured part of a run goes on (steps, telemetry, memory, pressure on the machine), and
 what is concluded from it: throughput, utilisation, noise, findings, verdict."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from trainstone.data.loader import Loader
@@ -22,24 +24,31 @@ from trainstone.results.findings import finding
 from trainstone.results.schema import run as schema
 
 
+class SideMeasurements(NamedTuple):
+    """What a bench measured beside its steps."""
+
+    loader: Loader | None = None
+    """Of the steps, where batches are real images."""
+    alone: Alone | None = None
+    communication: schema.Communication | None = None
+
+
 def conclude(
     life: Lifecycle,
     fitted: Fitted,
     recorder: StepRecorder,
     seen: Observed,
+    beside: SideMeasurements,
     *,
-    loader: Loader | None = None,
-    alone: Alone | None = None,
     left_out: range = range(0),
-    communication: schema.Communication | None = None,
     title: str = "",
 ) -> None:
-    """Turn records into the final result and write it. All ranks must come here: each describes its device.
+    """Turn records into the final result and write it. All ranks must call this: each describes its device.
 
-    `loader`: where batches were real, with what was measured of it alone. `left_out`: steps that were profiled, so
-    recorded and not counted. `title`: how its sentence calls what was run, if not usual.
+    `left_out`: steps that were profiled, so recorded and not counted. `title`: replaces the workload's own title in
+    the verdict.
     """
-    run, ranks = life.run, life.rank.world
+    run, ranks, loader = life.run, life.rank.world, beside.loader
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*fitted.findings, stopped])
@@ -50,7 +59,7 @@ def conclude(
     if not devices:
         run.update(status=status)
         return
-    fed = judge_feeding(fitted.config, loader, alone, summary) if loader and alone else None
+    fed = judge_feeding(fitted.config, loader, beside.alone, summary) if loader and beside.alone else None
     faults = np.delete(recorder.page_faults(), left_out)[summary.window]
     speed = describe_speed(fitted, summary, telemetry, seen, devices, fed, faults)
     unfed = []
@@ -69,7 +78,7 @@ def conclude(
         **speed,
         status=status,
         phases=summary.phases.model_copy(update={"program_seconds": life.seconds}),
-        communication=communication,
+        communication=beside.communication,
         loader=fed,
         devices=devices,
         findings=findings,

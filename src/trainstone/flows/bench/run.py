@@ -16,7 +16,7 @@ from trainstone.engine.task import Task, build_task
 from trainstone.engine.training_data import IMAGENET_PICTURES
 from trainstone.flows.bench.comm_cost import measure_exchange
 from trainstone.flows.bench.input_baselines import FILE_NAME, Alone, measure_after, measure_before
-from trainstone.flows.bench.result import conclude
+from trainstone.flows.bench.result import SideMeasurements, conclude
 from trainstone.flows.bench.stop_rule import record_steps
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder, sync_steps
@@ -60,7 +60,7 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
             yield from measure_after(task, fitted, alone, life.signals)
         observed.peaks = yield from measure_device(life, fitted, peaks)
         observed.interrupted = life.find_stop()
-        conclude(life, fitted, recorder, observed, loader=task.loader, alone=alone, communication=communication)
+        conclude(life, fitted, recorder, observed, SideMeasurements(task.loader, alone, communication))
         for sink in originals:
             sink.finish(run.result.status)
     run.update()  # which lists files

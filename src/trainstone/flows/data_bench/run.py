@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trainstone.config.schema import change_section
-from trainstone.data.loader import Loader
+from trainstone.data.loader import Loader, LoaderOptions
 from trainstone.data.pipeline.transform import describe_transform
 from trainstone.data.splits import open_split
 from trainstone.engine.fit import fit_to_machine
@@ -52,7 +52,8 @@ def run_data_bench(
 
     def open_with(threads: int, first_step: int) -> Loader:
         how = change_section(config, "loader", threads=threads)
-        return Loader(opened.source, how, batch, first_step=first_step, holds=WORKLOADS[config.workload].holds)
+        holds = WORKLOADS[config.workload].holds
+        return Loader(opened.source, how, LoaderOptions(batch, first_step=first_step, holds=holds))
 
     done: list[Turns] = []
     for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):

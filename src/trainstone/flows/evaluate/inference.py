@@ -18,7 +18,7 @@ from trainstone.engine.distributed.stop_agreement import Pact
 from trainstone.engine.fit import Fitted, count_step_work, fit_engine
 from trainstone.engine.network import compile_model
 from trainstone.errors import ConfigError
-from trainstone.flows.bench.result import conclude
+from trainstone.flows.bench.result import SideMeasurements, conclude
 from trainstone.flows.bench.stop_rule import record_steps
 from trainstone.flows.evaluate.load_weights import Saved, load_network
 from trainstone.flows.evaluate.run import open_pictures
@@ -72,7 +72,7 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
     observed.peaks = yield from measure_device(life, fitted, peaks)
     observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"
-    conclude(life, fitted, recorder, observed, title=title)
+    conclude(life, fitted, recorder, observed, SideMeasurements(), title=title)
     if run.result.phases:  # time of batches is time of evaluation, not of training
         timed = {"eval_seconds": run.result.phases.train_seconds, "train_seconds": None}
         run.update(phases=run.result.phases.model_copy(update=timed))

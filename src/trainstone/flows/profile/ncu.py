@@ -16,7 +16,7 @@ from trainstone.flows.child_runs import OUTPUT, TRAINSTONE, explain_end
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
 from trainstone.machine.cpus import read_text
-from trainstone.machine.launch_protocol import RUN, read_failures
+from trainstone.machine.launch_protocol import FOLDER, RUN, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.machine.supervisor import Ended, send_once, supervise
 from trainstone.results.findings import finding
@@ -77,8 +77,7 @@ def run_under_ncu(
     ended = yield from supervise(
         [*command, "--quiet", "--out", str(path / "points")],
         {RUN: str(folder), "LC_ALL": "C"},  # other locales write other numbers
-        folder,
-        OUTPUT,
+        folder / FOLDER / OUTPUT,
         signals,
         label=LABEL,
         stop=partial(send_once, send=os.killpg),  # ncu does not pass signals on

@@ -19,7 +19,7 @@ from trainstone.engine.fit import Fitted
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
 from trainstone.errors import MachineError
-from trainstone.flows.bench.result import conclude
+from trainstone.flows.bench.result import SideMeasurements, conclude
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder
 from trainstone.flows.prepare import settle_gradients, start_measurement
@@ -91,7 +91,7 @@ def run_profile(
             run.update(timeline=judge_profile(recorder, recorded, observed.peaks, run.path))
         observed.interrupted = life.find_stop()
         left_out = range(recorded.window.begin, recorded.window.end)
-        conclude(life, fitted, recorder, observed, loader=task.loader, left_out=left_out)
+        conclude(life, fitted, recorder, observed, SideMeasurements(task.loader), left_out=left_out)
     if world.rank.number == 0:
         # That there are too few steps for an interval is no news here.
         findings = [found for found in run.result.findings if found.code != "few-steps"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import psutil
 from torch import nn
@@ -59,20 +59,24 @@ def choose_division(config: Config, sizes: RunSizes) -> tuple[Division, list[str
     return "open" if departures else "closed", departures
 
 
+class StartTimes(NamedTuple):
+    init_ms: int
+    """When the program started."""
+    built_ms: int
+    """When the network was on its device."""
+
+
 def list_head(
     config: Config,
     sizes: RunSizes,
     device_name: str,
     parameters: Sequence[str],
     cleared: CacheCleared,
-    init_ms: int,
-    built_ms: int,
+    times: StartTimes,
     now_ms: int,
 ) -> list[Event]:
-    """Return the lines up to the start of the run, which is now, and its numbers of images.
-
-    `init_ms`: when the program started; `built_ms`: when the network was on its device.
-    """
+    """Return the lines up to the start of the run, which is now, and its numbers of images."""
+    init_ms, built_ms = times
     assert isinstance(config.train.batch_size, int)  # engine/fit.py resolved it
     benchmark = BENCHMARKS[config.workload]
     # Caches are cleared before the network is built; another host's clock may differ.
@@ -361,8 +365,10 @@ def open_log(
         name_device(fitted.device),
         [name for name, _ in network.named_parameters()],
         cleared,
-        int(min(built_seconds, started_seconds, cleared.at_seconds or built_seconds) * 1000),
-        int(built_seconds * 1000),
+        StartTimes(
+            int(min(built_seconds, started_seconds, cleared.at_seconds or built_seconds) * 1000),
+            int(built_seconds * 1000),
+        ),
     )
     return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, config, rank.world, head)
 
