@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 KEY := $(shell printf '%s' '$(PYTHON) $(TORCH)' | cksum | cut -d' ' -f1)
 RUN_READY := $(VENV)/.ready-run-$(KEY)
 DEV_READY := $(VENV)/.ready-dev-$(KEY)
-TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report data results config machine formats)
+TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report data trace results stats config machine formats)
 
 .PHONY: bench test test-slow soak mutants interop check format clean
 .DEFAULT_GOAL := bench

@@ -1,6 +1,6 @@
-"""What the small machine learns: Tiny-ImageNet pictures from scratch, to the end of the schedule, target or not.
+"""What the small machine learns: Tiny-ImageNet images from scratch, to the end of the schedule, target or not.
 
-    python benchmarks/accuracy.py DATA [--seed N] [--picture FILE.png] [--runs FOLDER]
+    python benchmarks/accuracy.py DATA [--seed N] [--image FILE.png] [--runs FOLDER]
 
 Trains the recipe `tiny-imagenet` with no target, so that the whole curve is seen, and prints accuracy over epochs and
 minutes, when 65 % and 70 % top-1 were reached, and what the machine did beside it. Exits with 1 if 65 % was not reached
@@ -25,11 +25,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--image", type=Path)
     parser.add_argument("--runs", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = train(asked.data, asked.seed, asked.runs or Path(folder))
+        result = train(requested.data, requested.seed, requested.runs or Path(folder))
     history = result["quality"]["history"]
     print_curve(history)
     reached = {level: find_reached(history, level) for level in LEVELS}
@@ -37,8 +37,8 @@ def main() -> None:
         print(f"{level:.0%}     " + (f"after {seconds / 60:.1f} minutes" if seconds is not None else "not reached"))
     print(f"speed   {result['throughput']['images_per_second']:.0f} images/s; noise grade {result['noise']['grade']}")
     print(f"told    {result['verdict']}")
-    if asked.picture:
-        draw(history).save(asked.picture, scale_factor=2)
+    if requested.image:
+        draw(history).save(requested.image, scale_factor=2)
     first = reached[LEVELS[0]]
     sys.exit(first is None or first > MAX_SECONDS)
 

@@ -1,9 +1,9 @@
 """How fast boxes are scored: trainstone's score_boxes and pycocotools, on the same arrays, in turn.
 
-    python benchmarks/coco_eval.py [--pictures 5000] [--rounds 1] [--evaluator hotcoco]
+    python benchmarks/coco_eval.py [--images 5000] [--rounds 1] [--evaluator hotcoco]
 
-Made up, of COCO val2017's shape: 80 classes of uneven number, 7.3 true boxes a picture (36 thousand in 5,000 pictures),
-1 % of them crowds, 200 found boxes a picture as a detector leaves them: several near each true box, the rest anywhere
+Made up, of COCO val2017's shape: 80 classes of uneven number, 7.3 true boxes an image (36 thousand in 5,000 images),
+1 % of them crowds, 200 found boxes an image as a detector leaves them: several near each true box, the rest anywhere
 with low scores. Both sides begin with numpy arrays and end with the twelve numbers, which must agree. pycocotools needs
 minutes, so that the sides alternate a round at a time instead of every few seconds; the time it needs to read the same
 boxes from JSON files, the usual way, is measured apart. Needs pycocotools (extra dev).
@@ -28,22 +28,22 @@ from trainstone.results.coco_metrics import BoxScores, Detections, Truth, score_
 
 MIN_RATIO = 20.0
 NUM_CLASSES = 80
-TRUE_A_PICTURE = 7.3
-FOUND_A_PICTURE = 200
+TRUE_A_IMAGE = 7.3
+FOUND_A_IMAGE = 200
 WIDTH, HEIGHT = 640.0, 480.0
 
 
-def make_boxes(num_pictures: int, seed: int = 0) -> tuple[Truth, Detections]:
+def make_boxes(num_images: int, seed: int = 0) -> tuple[Truth, Detections]:
     """Draw true boxes and what a detector of middling quality would find."""
     random = np.random.default_rng(seed)
     shares = 1.0 / np.arange(1, NUM_CLASSES + 1)
-    count = int(num_pictures * TRUE_A_PICTURE)
-    picture = np.sort(random.integers(num_pictures, size=count))
+    count = int(num_images * TRUE_A_IMAGE)
+    image = np.sort(random.integers(num_images, size=count))
     label = random.choice(NUM_CLASSES, size=count, p=shares / shares.sum())
     edges = _draw_edges(random, count)
     area = 0.7 * (edges[:, 2] - edges[:, 0]) * (edges[:, 3] - edges[:, 1])
-    truth = Truth(picture, label, edges, area, random.random(count) < 0.01)
-    return truth, _find_some(random, truth, num_pictures, shares / shares.sum())
+    truth = Truth(image, label, edges, area, random.random(count) < 0.01)
+    return truth, _find_some(random, truth, num_images, shares / shares.sum())
 
 
 def _draw_edges(random: np.random.Generator, count: int) -> np.ndarray:
@@ -52,41 +52,41 @@ def _draw_edges(random: np.random.Generator, count: int) -> np.ndarray:
     return np.hstack((corner, corner + sides))
 
 
-def _find_some(random: np.random.Generator, truth: Truth, num_pictures: int, shares: np.ndarray) -> Detections:
-    """Several boxes near each true one, some of another class; then anywhere until each picture has its number."""
-    near = np.repeat(np.arange(len(truth.picture)), 6)
+def _find_some(random: np.random.Generator, truth: Truth, num_images: int, shares: np.ndarray) -> Detections:
+    """Several boxes near each true one, some of another class; then anywhere until each image has its number."""
+    near = np.repeat(np.arange(len(truth.image)), 6)
     sides = (truth.edges[:, 2:] - truth.edges[:, :2])[near]
     noise = random.normal(0.0, 0.12, (len(near), 4)) * np.hstack((sides, sides))
     quality = np.exp(-np.abs(noise / np.hstack((sides, sides))).sum(axis=1))
     other = random.choice(NUM_CLASSES, size=len(near), p=shares)
     label = np.where(random.random(len(near)) < 0.3, other, truth.label[near])
     score = quality * random.random(len(near))
-    missing = np.maximum(0, FOUND_A_PICTURE - np.bincount(truth.picture[near], minlength=num_pictures))
-    anywhere = np.repeat(np.arange(num_pictures), missing)
+    missing = np.maximum(0, FOUND_A_IMAGE - np.bincount(truth.image[near], minlength=num_images))
+    anywhere = np.repeat(np.arange(num_images), missing)
     return Detections(
-        np.concatenate((truth.picture[near], anywhere)),
+        np.concatenate((truth.image[near], anywhere)),
         np.concatenate((label, random.choice(NUM_CLASSES, size=len(anywhere), p=shares))),
         np.vstack((truth.edges[near] + noise, _draw_edges(random, len(anywhere)))),
         np.concatenate((score, 0.1 * random.random(len(anywhere)))),
     )
 
 
-def describe(truth: Truth, num_pictures: int) -> dict[str, Any]:
+def describe(truth: Truth, num_images: int) -> dict[str, Any]:
     """Return the true boxes as an annotation file holds them."""
-    rows = zip(truth.picture, truth.label, _sides(truth.edges).tolist(), truth.area, truth.crowd, strict=True)
+    rows = zip(truth.image, truth.label, _sides(truth.edges).tolist(), truth.area, truth.crowd, strict=True)
     return {
-        "images": [{"id": number + 1, "width": WIDTH, "height": HEIGHT} for number in range(num_pictures)],
+        "images": [{"id": number + 1, "width": WIDTH, "height": HEIGHT} for number in range(num_images)],
         "categories": [{"id": number + 1, "name": str(number)} for number in range(NUM_CLASSES)],
         "annotations": [
             {
                 "id": place,
-                "image_id": int(picture) + 1,
+                "image_id": int(image) + 1,
                 "category_id": int(label) + 1,
                 "bbox": box,
                 "area": float(area),
                 "iscrowd": int(crowd),
             }
-            for place, (picture, label, box, area, crowd) in enumerate(rows, start=1)
+            for place, (image, label, box, area, crowd) in enumerate(rows, start=1)
         ],
     }
 
@@ -95,14 +95,14 @@ def _sides(edges: np.ndarray) -> np.ndarray:
     return np.hstack((edges[:, :2], edges[:, 2:] - edges[:, :2]))
 
 
-def run_pycocotools(truth: Truth, found: Detections, num_pictures: int) -> np.ndarray:
+def run_pycocotools(truth: Truth, found: Detections, num_images: int) -> np.ndarray:
     """Score by pycocotools from arrays."""
     from pycocotools.coco import COCO
 
     coco = COCO()
-    coco.dataset = describe(truth, num_pictures)
+    coco.dataset = describe(truth, num_images)
     coco.createIndex()
-    rows = np.column_stack((found.picture + 1, _sides(found.edges), found.score, found.label + 1))
+    rows = np.column_stack((found.image + 1, _sides(found.edges), found.score, found.label + 1))
     return _summarise(coco, coco.loadRes(rows))
 
 
@@ -116,18 +116,18 @@ def _summarise(truth: Any, found: Any) -> np.ndarray:
     return np.asarray(evaluation.stats)
 
 
-def time_json(truth: Truth, found: Detections, num_pictures: int) -> float:
+def time_json(truth: Truth, found: Detections, num_images: int) -> float:
     """Return how long pycocotools reads the same boxes from two JSON files."""
     from pycocotools.coco import COCO
 
-    rows = zip(found.picture, found.label, _sides(found.edges).tolist(), found.score, strict=True)
+    rows = zip(found.image, found.label, _sides(found.edges).tolist(), found.score, strict=True)
     results = [
-        {"image_id": int(picture) + 1, "category_id": int(label) + 1, "bbox": box, "score": float(score)}
-        for picture, label, box, score in rows
+        {"image_id": int(image) + 1, "category_id": int(label) + 1, "bbox": box, "score": float(score)}
+        for image, label, box, score in rows
     ]
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "truth.json"), Path(folder, "found.json")
-        paths[0].write_text(json.dumps(describe(truth, num_pictures)))
+        paths[0].write_text(json.dumps(describe(truth, num_images)))
         paths[1].write_text(json.dumps(results))
         del results
         return time_call(lambda: COCO(str(paths[0])).loadRes(str(paths[1])))[0].seconds
@@ -175,16 +175,16 @@ def measure_pause(work: Callable[[], Any]) -> float:
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pictures", type=int, default=5000)
+    parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--evaluator", help="hotcoco or faster-coco-eval; the first that is installed otherwise")
     options = parser.parse_args()
-    count = options.pictures
+    count = options.images
     truth, found = make_boxes(count)
 
     def ours() -> BoxScores:
-        pictures = np.arange(count)
-        return score_boxes(truth, found, pictures=pictures, num_classes=NUM_CLASSES, evaluator=options.evaluator)
+        images = np.arange(count)
+        return score_boxes(truth, found, images=images, num_classes=NUM_CLASSES, evaluator=options.evaluator)
 
     took: dict[str, list[Took]] = {"ours": [], "pycocotools": []}
     for _ in range(options.rounds):
@@ -199,7 +199,7 @@ def main() -> int:
                 theirs = answer
             else:
                 scores = answer
-    print(f"{count} pictures, {len(truth.label)} true and {len(found.label)} found boxes; {scores.evaluator}")
+    print(f"{count} images, {len(truth.label)} true and {len(found.label)} found boxes; {scores.evaluator}")
     middle = {side: np.median(spent, axis=0) for side, spent in took.items()}
     for side, spent in took.items():
         each = ", ".join(f"{one.seconds:.2f}" for one in spent)

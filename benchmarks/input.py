@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 import psutil
 from interleave import palindromes
-from pictures import make_pictures
+from jpeg_folder import make_images
 
 from trainstone.data.recognise import open_dataset
 from trainstone.machine.allocator import keeping_environment
@@ -121,25 +121,25 @@ class Child:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=None, help="any set that trainstone opens (default: made up)")
-    parser.add_argument("--pictures", type=int, default=2000, help="so many of it; smaller sets are repeated")
+    parser.add_argument("--images", type=int, default=2000, help="so many of it; smaller sets are repeated")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="and cores (default: all)")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM", help=str([*ARMS]))
     parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
     parser.add_argument("--show", type=Path, default=None, help="only write what each arm makes to this folder")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     # Programs start threads for reading and copying beside those they are told: none gets more cores by that.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.threads])
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        job = prepare(Path(name), asked)
-        children = [Child(arm, job, Path(name) / f"{arm}.log") for arm in asked.arms if is_there(arm)]
-        seconds = {} if asked.show else measure(children, asked)
-        if asked.show:
-            show(children, asked.show)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: requested.threads])
+    with tempfile.TemporaryDirectory(dir=requested.folder) as name:
+        job = prepare(Path(name), requested)
+        children = [Child(arm, job, Path(name) / f"{arm}.log") for arm in requested.arms if is_there(arm)]
+        seconds = {} if requested.show else measure(children, requested)
+        if requested.show:
+            show(children, requested.show)
         for child in children:
             child.process.communicate()
-    sys.exit(bool(seconds) and tell(children, seconds, asked.batch))
+    sys.exit(bool(seconds) and tell(children, seconds, requested.batch))
 
 
 def is_there(arm: str) -> bool:
@@ -157,16 +157,18 @@ def find_python(arm: str) -> Path:
     return Path(os.environ.get("TRAINSTONE_INTEROP", ROOT / ".interop")) / ARMS[arm].environment / "bin/python"
 
 
-def prepare(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Write the pictures in every storage and return what all arms are told."""
+def prepare(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    """Write the images in every storage and return what all arms are told."""
     raw = folder / "raw/train"
-    size_bytes = copy_pictures(asked.data, raw, asked.pictures) if asked.data else make_pictures(raw, asked.pictures)
+    size_bytes = (
+        copy_images(requested.data, raw, requested.images) if requested.data else make_images(raw, requested.images)
+    )
     convert = [sys.executable, "-m", "trainstone", "data", "convert", "--quiet", str(folder / "raw")]
     for storage in ("recordio", "tfrecord"):
         subprocess.run([*convert, folder / storage, "--format", storage], check=True, stdout=subprocess.DEVNULL)
     print(
-        f"{asked.pictures:,} JPEGs of {size_bytes / asked.pictures / 1e3:.0f} kB, batch {asked.batch}, "
-        f"{asked.threads} threads, {asked.rounds} rounds of {BLOCK_SECONDS} s"
+        f"{requested.images:,} JPEGs of {size_bytes / requested.images / 1e3:.0f} kB, batch {requested.batch}, "
+        f"{requested.threads} threads, {requested.rounds} rounds of {BLOCK_SECONDS} s"
     )
     return {
         "folder": str(raw),
@@ -175,13 +177,13 @@ def prepare(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         "index": str(folder / "recordio/train.idx"),
         "tfrecord": sorted(map(str, (folder / "tfrecord").glob("train-*"))),
         "size": IMAGE_SIZE,
-        "batch": asked.batch,
-        "threads": asked.threads,
+        "batch": requested.batch,
+        "threads": requested.threads,
     }
 
 
-def copy_pictures(path: Path, folder: Path, count: int) -> int:
-    """Write pictures from all over a data set, or all of it again and again, into class folders; return their bytes.
+def copy_images(path: Path, folder: Path, count: int) -> int:
+    """Write images from all over a data set, or all of it again and again, into class folders; return their bytes.
 
     What has no class (detection) gets one of two.
     """
@@ -200,12 +202,12 @@ def copy_pictures(path: Path, folder: Path, count: int) -> int:
     return size_bytes
 
 
-def measure(children: list[Child], asked: argparse.Namespace) -> dict[str, list[float]]:
+def measure(children: list[Child], requested: argparse.Namespace) -> dict[str, list[float]]:
     """Return the seconds a batch of each arm's blocks, the arms in turn."""
     named = {child.name: child for child in children}
-    num_batches = try_variants(children, asked.threads)
+    num_batches = try_variants(children, requested.threads)
     seconds: dict[str, list[float]] = {arm: [] for arm in named}
-    for arm in palindromes(list(named), asked.rounds):
+    for arm in palindromes(list(named), requested.rounds):
         seconds[arm].append(named[arm].run(named[arm].variant, num_batches[arm]))
     return seconds
 
@@ -241,8 +243,8 @@ def tell(children: list[Child], seconds: dict[str, list[float]], batch: int) -> 
         middle, interval = median_ratio(seconds[child.name], seconds[OURS])
         goal = ARMS[child.name].goal
         missed |= middle < goal
-        told = f", goal {goal}" if goal else ""
-        print(f"{OURS} / {child.name:14} {middle:.2f} ({interval}){told}")
+        message = f", goal {goal}" if goal else ""
+        print(f"{OURS} / {child.name:14} {middle:.2f} ({interval}){message}")
     return missed
 
 
@@ -260,7 +262,7 @@ def median_ratio(theirs: list[float], ours: list[float]) -> tuple[float, str]:
 
 
 def show(children: list[Child], folder: Path) -> None:
-    """Write 32 pictures that each variant makes, as one PNG, to see that all do the same."""
+    """Write 32 images that each variant makes, as one PNG, to see that all do the same."""
     folder.mkdir(parents=True, exist_ok=True)
     for child in children:
         for variant in child.variants:

@@ -1,10 +1,10 @@
-"""How fast pictures are put into RecordIO as they are: trainstone, `cat` of the same files, MXNet's im2rec, in turn.
+"""How fast images are put into RecordIO as they are: trainstone, `cat` of the same files, MXNet's im2rec, in turn.
 
-    python benchmarks/prepare.py [--pictures 20000] [--rounds 5] [--folder DIR]
+    python benchmarks/prepare.py [--images 20000] [--rounds 5] [--folder DIR]
 
 `cat` is the least that any tool must do; `cat + fsync` also brings the bytes to disk, as trainstone does before a file
 gets its name. im2rec comes from the interop environment (`make interop`); without it that arm is left out.
-Goals: at least 80 % of `cat`, at least 2 x im2rec. Needs three times the pictures' size (2.2 GB for 20,000) of disk.
+Goals: at least 80 % of `cat`, at least 2 x im2rec. Needs three times the images' size (2.2 GB for 20,000) of disk.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from interleave import palindromes, ratio
-from pictures import make_pictures
+from jpeg_folder import make_images
 
 ROOT = Path(__file__).parent.parent
 GOALS = {"cat": 0.8, "im2rec": 2.0}
@@ -25,33 +25,35 @@ GOALS = {"cat": 0.8, "im2rec": 2.0}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=20_000)
+    parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+    requested = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=requested.folder) as name:
         folder = Path(name)
-        size_bytes = make_pictures(folder / "raw", asked.pictures)
-        print(f"{asked.pictures:,} JPEGs, {size_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {asked.rounds} rounds")
+        size_bytes = make_images(folder / "raw", requested.images)
+        print(
+            f"{requested.images:,} JPEGs, {size_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {requested.rounds} rounds"
+        )
         arms = {"cat": run_cat, "cat + fsync": run_cat_to_disk, "trainstone": run_trainstone}
         if find_im2rec() is not None:
             arms["im2rec"] = run_im2rec
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for arm in arms:  # everything into the page cache and compiled once
             measure(arms[arm], folder)
-        for arm in palindromes(list(arms), asked.rounds):
+        for arm in palindromes(list(arms), requested.rounds):
             seconds[arm].append(measure(arms[arm], folder))
     for arm, taken in seconds.items():
-        rates = sorted(asked.pictures / each for each in taken)
-        print(f"{arm:12} {rates[0]:8,.0f} to {rates[-1]:8,.0f} pictures/s, median {rates[len(rates) // 2]:8,.0f}")
+        rates = sorted(requested.images / each for each in taken)
+        print(f"{arm:12} {rates[0]:8,.0f} to {rates[-1]:8,.0f} images/s, median {rates[len(rates) // 2]:8,.0f}")
     ours = seconds.pop("trainstone")
     missed = False
     for arm, taken in seconds.items():
         middle, low, high = ratio(taken, ours)
         goal = GOALS.get(arm, 0.0)
         missed |= middle < goal
-        told = f", goal {goal}" if goal else ""
-        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f}){told}")
+        message = f", goal {goal}" if goal else ""
+        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f}){message}")
     sys.exit(missed)
 
 

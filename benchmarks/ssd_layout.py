@@ -2,7 +2,7 @@
 
     python benchmarks/ssd_layout.py [--batch 2] [--rounds 6] [--threads N] [--bf16]
 
-The usual way: NCHW, two heads a map whose outputs are permuted and copied together, objects matched picture by picture,
+The usual way: NCHW, two heads a map whose outputs are permuted and copied together, objects matched image by image,
 torch's default optimiser step. "channels-last" is ours without the allocator's settings, "trainstone" with them. With
 --bf16 also "trainstone bf16", other arithmetic: what `train.precision=auto` takes where the processor has it. Each
 lives in a process of its own and is told in turn to run a block of steps, A B C C B A ...; the others sleep meanwhile.
@@ -193,10 +193,10 @@ def main() -> None:
         for variant, blocks in measured.items():
             rate = options.batch * options.steps * len(blocks) / sum(blocks)
             middle, low, high = ratio(measured[VARIANTS[0]], blocks)
-            told = f"{rate:6.2f} images/s   {middle:.3f} x {VARIANTS[0]} (95 %: {low:.3f} … {high:.3f})"
-            print(f"{variant:<15} {told} {kind}")
-    judged = cpu_seconds if options.threads == 1 else seconds
-    sys.exit(ratio(judged[VARIANTS[0]], judged[VARIANTS[-1]])[0] < MIN_GAIN)
+            message = f"{rate:6.2f} images/s   {middle:.3f} x {VARIANTS[0]} (95 %: {low:.3f} … {high:.3f})"
+            print(f"{variant:<15} {message} {kind}")
+    evaluated = cpu_seconds if options.threads == 1 else seconds
+    sys.exit(ratio(evaluated[VARIANTS[0]], evaluated[VARIANTS[-1]])[0] < MIN_GAIN)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Whether SSD300 learns at all: four COCO pictures again and again, from random weights, must be learnt by heart.
+"""Whether SSD300 learns at all: four COCO images again and again, from random weights, must be learnt by heart.
 
-    python benchmarks/ssd_overfit.py COCO [--steps 60] [--seed N ...] [--picture FILE.png]
+    python benchmarks/ssd_overfit.py COCO [--steps 60] [--seed N ...] [--image FILE.png]
 
-COCO is a folder with train2017/ and annotations/. No augmentation; the pictures are resized to 300 pixels. Prints the
+COCO is a folder with train2017/ and annotations/. No augmentation; the images are resized to 300 pixels. Prints the
 losses of each seed and exits with 1 if the last five are not, on the average, below a quarter of the first. Three
 minutes a seed on two quiet cores.
 """
@@ -28,7 +28,7 @@ from trainstone.models.ssd import build_ssd
 from trainstone.workloads.workload import Normaliser
 
 IMAGE_SIZE = 300
-NUM_PICTURES = 4
+NUM_IMAGES = 4
 WARM_UP_STEPS = 10
 LAST_STEPS = 5
 MAX_SHARE = 0.25
@@ -41,29 +41,29 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.005)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--threads", type=int, help="default: the physical cores; fewer where others work too")
-    parser.add_argument("--picture", type=Path)
-    asked = parser.parse_args()
+    parser.add_argument("--image", type=Path)
+    requested = parser.parse_args()
     restart_keeping_memory()
-    torch.set_num_threads(asked.threads or available_cores().threads)
-    batch = read_batch(asked.data)
-    losses = {seed: train(batch, seed, asked.steps, asked.rate) for seed in asked.seed}
+    torch.set_num_threads(requested.threads or available_cores().threads)
+    batch = read_batch(requested.data)
+    losses = {seed: train(batch, seed, requested.steps, requested.rate) for seed in requested.seed}
     shares = {seed: sum(row[-LAST_STEPS:]) / LAST_STEPS / row[0] for seed, row in losses.items()}
     for seed, row in losses.items():
-        print(f"seed {seed}: {row[0]:.2f} to {row[-1]:.2f} in {asked.steps} steps; the end is {shares[seed]:.1%} of it")
-    if asked.picture:
-        draw(losses).save(asked.picture, scale_factor=1)
+        print(f"seed {seed}: {row[0]:.2f} to {row[-1]:.2f} in {requested.steps} steps, then {shares[seed]:.1%} of it")
+    if requested.image:
+        draw(losses).save(requested.image, scale_factor=1)
     sys.exit(max(shares.values()) >= MAX_SHARE)
 
 
 def read_batch(folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Return pictures, boxes and labels of the first pictures that have objects; crowds are left out."""
+    """Return images, boxes and labels of the first images that have objects; crowds are left out."""
     instances = read_instances(folder / "annotations/instances_train2017.json")
     numbers = number_categories(instances.categories)
     objects = {
         image: [one for one in instances.annotations if one.image_id == image.id and not one.crowd]
         for image in instances.images
     }
-    chosen = [(image, found) for image, found in objects.items() if found][:NUM_PICTURES]
+    chosen = [(image, found) for image, found in objects.items() if found][:NUM_IMAGES]
     images = torch.zeros(len(chosen), IMAGE_SIZE, IMAGE_SIZE, 3, dtype=torch.uint8)
     boxes = torch.zeros(len(chosen), max(len(found) for _, found in chosen), 4)
     labels = torch.full(boxes.shape[:2], -1)

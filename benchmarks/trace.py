@@ -170,20 +170,20 @@ def serve(side: str, path: Path) -> None:
     end, cpu_seconds = time.perf_counter(), time.process_time() - cpu_begin
     status = Path("/proc/self/status").read_text()
     memory_bytes = int(status.split("VmHWM:")[1].split()[0]) * 1024
-    told = {"begin": begin, "end": end, "cpu_seconds": cpu_seconds, "memory_bytes": memory_bytes}
-    told["kernel_seconds"] = kernel_seconds
-    print(f"done {json.dumps(told)}", flush=True)
+    message = {"begin": begin, "end": end, "cpu_seconds": cpu_seconds, "memory_bytes": memory_bytes}
+    message["kernel_seconds"] = kernel_seconds
+    print(f"done {json.dumps(message)}", flush=True)
 
 
 def measure(python: str, side: str, path: Path) -> dict[str, float]:
     command = [python, __file__, "--serve", side, "--trace", str(path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     words = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("parsed ", "done ")))
-    told = json.loads(words["done"])
-    told["seconds"] = told["end"] - told["begin"]
+    message = json.loads(words["done"])
+    message["seconds"] = message["end"] - message["begin"]
     if "parsed" in words:
-        told["parse_seconds"] = float(words["parsed"]) - told["begin"]
-    return told
+        message["parse_seconds"] = float(words["parsed"]) - message["begin"]
+    return message
 
 
 def report(side: str, runs: list[dict[str, float]], num_bytes: int) -> None:
@@ -202,32 +202,32 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--trace", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve:
-        serve(asked.serve, asked.trace)
+    requested = parser.parse_args()
+    if requested.serve:
+        serve(requested.serve, requested.trace)
         return
     from interleave import palindromes, ratio
 
-    pythons = {"trainstone": sys.executable} | ({"hta": asked.hta} if asked.hta else {})
+    pythons = {"trainstone": sys.executable} | ({"hta": requested.hta} if requested.hta else {})
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in pythons}
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=requested.folder) as folder:
         path = Path(folder) / "made.json"
-        make_trace(path, int(asked.gigabytes * 1e9))
+        make_trace(path, int(requested.gigabytes * 1e9))
         num_bytes = path.stat().st_size
-        print(f"{num_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {asked.rounds} rounds")
-        for side in palindromes(list(pythons), asked.rounds):
+        print(f"{num_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {requested.rounds} rounds")
+        for side in palindromes(list(pythons), requested.rounds):
             runs[side].append(measure(pythons[side], side, path))
     for side, found in runs.items():
         report(side, found, num_bytes)
     missed = max(run["memory_bytes"] for run in runs["trainstone"]) > MAX_MEMORY_BYTES
-    if asked.hta:
+    if requested.hta:
         sums = [run["kernel_seconds"] for found in runs.values() for run in found]
         differ = max(sums) - min(sums) > 1e-9 * max(sums)
         print(f"kernel time {min(sums):.6f} to {max(sums):.6f} s: {'they differ' if differ else 'the same'}")
         for what in ("cpu_seconds", "seconds"):  # the last one counts
             middle, low, high = ratio(*([run[what] for run in runs[side]] for side in ("hta", "trainstone")))
-            told = "rate" if what == "seconds" else "work (processor time)"
-            print(f"trainstone / hta, {told}: {middle:.2f} (95 %: {low:.2f} to {high:.2f}), at least {MIN_RATIO}")
+            message = "rate" if what == "seconds" else "work (processor time)"
+            print(f"trainstone / hta, {message}: {middle:.2f} (95 %: {low:.2f} to {high:.2f}), at least {MIN_RATIO}")
         missed |= differ or middle < MIN_RATIO
     sys.exit(missed)
 

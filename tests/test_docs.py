@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.builders.checkpoints import make_checkpoint
-from support.builders.command_lines import find_verb, mlperf_words, parse_told, parse_words
+from support.builders.command_lines import find_verb, mlperf_words, parse_message, parse_words
 from support.builders.mlperf_logs import write_closed_log
 from support.processes.command import ROOT, narrow_arguments
 from trainstone.config.load import list_shipped
@@ -149,9 +149,9 @@ def test_lines_that_the_pages_show_work(original: str, tmp_path: Path, monkeypat
     lines = re.findall(rf"^trainstone recipes --from {original} -- (.*?)(?: > .*)?$", read_page(original), re.MULTILINE)
     assert lines
     for line in lines:
-        told = translate(original, shlex.split(line))
-        assert told.command
-        parse_told(told)
+        message = translate(original, shlex.split(line))
+        assert message.command
+        parse_message(message)
 
 
 @pytest.mark.parametrize("original", ORIGINALS)

@@ -7,7 +7,7 @@ from nvidia import dali
 from nvidia.dali import fn, pipeline_def, types
 from turns import serve
 
-# One operator for all, or one each: which is quicker depends on the sizes of the pictures.
+# One operator for all, or one each: which is quicker depends on the sizes of the images.
 VARIANTS = ["resize and flip", "resize_crop_mirror"]
 
 

@@ -1,4 +1,4 @@
-"""MXNet's iterator of RecordIO, as its own ImageNet example uses it. Its pictures come as planes: (3, 224, 224)."""
+"""MXNet's iterator of RecordIO, as its own ImageNet example uses it. Its images come as planes: (3, 224, 224)."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def open_part(part, num_parts, job) -> mx.io.MXDataIter:
     """Return the iterator over one part of the file; with pixels of one byte, 10 % quicker than float32."""
     return mx.io.ImageRecordUInt8Iter(
         path_imgrec=job["recordio"],
-        path_imgidx=job["index"],  # without it 64 MB of pictures are decoded ahead, to shuffle them
+        path_imgidx=job["index"],  # without it 64 MB of images are decoded ahead, to shuffle them
         part_index=part,
         num_parts=num_parts,
         data_shape=(3, job["size"], job["size"]),
@@ -55,8 +55,8 @@ class Planes:
         self.shape = array.shape
 
     def __getitem__(self, place) -> np.ndarray:
-        picture, *rest = place
-        return self.array[picture].asnumpy()[(slice(None), *rest)]
+        image, *rest = place
+        return self.array[image].asnumpy()[(slice(None), *rest)]
 
     def __array__(self, dtype=None) -> np.ndarray:
         return self.array.asnumpy()

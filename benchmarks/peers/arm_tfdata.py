@@ -14,7 +14,7 @@ FEATURES = {
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
 }
 LOG_ASPECT = math.log(4 / 3)
-# How many pictures at once is told, or left to AUTOTUNE.
+# How many images at once is told, or left to AUTOTUNE.
 VARIANTS = ["threads", "AUTOTUNE"]
 
 
@@ -22,18 +22,18 @@ def open_batches(variant, job) -> Iterator:
     calls, ahead = (AUTOTUNE, AUTOTUNE) if variant == "AUTOTUNE" else (job["threads"], 2)
     # Shuffled as bytes, before decoding; after repeat, so that no epoch's end empties the buffer.
     records = tf.data.TFRecordDataset(job["tfrecord"], num_parallel_reads=len(job["tfrecord"])).repeat().shuffle(512)
-    pictures = records.map(lambda record: prepare(record, job["size"]), calls, deterministic=False)
-    batches = pictures.batch(job["batch"], drop_remainder=True).prefetch(ahead)
+    prepared = records.map(lambda record: prepare(record, job["size"]), calls, deterministic=False)
+    batches = prepared.batch(job["batch"], drop_remainder=True).prefetch(ahead)
     options = tf.data.Options()
     options.threading.private_threadpool_size = job["threads"]
-    options.threading.max_intra_op_parallelism = 1  # pictures are shared out, not the pixels of one
+    options.threading.max_intra_op_parallelism = 1  # images are shared out, not the pixels of one
     options.deterministic = False
     for images, labels in batches.with_options(options):
         yield images.numpy(), labels.numpy()  # shares TensorFlow's memory: no copy
 
 
 def prepare(record, size) -> tuple:
-    """Turn one Example into a picture and its label."""
+    """Turn one Example into an image and its label."""
     parsed = tf.io.parse_single_example(record, FEATURES)
     encoded = parsed["image/encoded"]
     window = draw_crop(tf.image.extract_jpeg_shape(encoded, tf.int32)[:2])

@@ -1,4 +1,4 @@
-"""torch's DataLoader with Pillow: a process for each thread, each decodes whole pictures, crops and resizes in one."""
+"""torch's DataLoader with Pillow: a process for each thread, each decodes whole images, crops and resizes in one."""
 
 import math
 import random
@@ -14,7 +14,7 @@ from turns import serve
 BILINEAR, MIRROR = Image.Resampling.BILINEAR, Image.Transpose.FLIP_LEFT_RIGHT
 
 
-class Pictures(Dataset):
+class Images(Dataset):
     """Files of class folders, each time cropped and mirrored anew."""
 
     def __init__(self, folder, size) -> None:
@@ -29,11 +29,11 @@ class Pictures(Dataset):
     def __getitem__(self, number) -> tuple:
         with Image.open(self.paths[number]) as opened:
             # Not `draft`, which decodes at half the size: a usual loader does not.
-            picture = opened.convert("RGB")
-        picture = picture.resize(self.size, BILINEAR, box=draw_crop(*picture.size))
+            image = opened.convert("RGB")
+        image = image.resize(self.size, BILINEAR, box=draw_crop(*image.size))
         if random.random() < 0.5:
-            picture = picture.transpose(MIRROR)
-        return torch.from_numpy(np.array(picture)), self.labels[number]
+            image = image.transpose(MIRROR)
+        return torch.from_numpy(np.array(image)), self.labels[number]
 
 
 def draw_crop(width, height) -> tuple:
@@ -51,7 +51,7 @@ def draw_crop(width, height) -> tuple:
 
 def open_batches(_, job) -> Iterator:
     loader = DataLoader(
-        Pictures(job["folder"], job["size"]),
+        Images(job["folder"], job["size"]),
         batch_size=job["batch"],
         shuffle=True,
         drop_last=True,

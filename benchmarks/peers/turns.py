@@ -3,7 +3,7 @@
 Runs in the environments of other systems, hence the standard library only. Lines on stdin:
 
 go VARIANT BATCHES          seconds for so many batches, after some that are not timed
-save VARIANT PATH           the first batch's pictures as .npy, to look at
+save VARIANT PATH           the first batch's images as .npy, to look at
 """
 
 import gc
@@ -53,7 +53,7 @@ def touch(batch, job) -> None:
 
 
 def save(batch, path) -> None:
-    """Write the pictures of a batch as uint8, channels last."""
+    """Write the images of a batch as uint8, channels last."""
     import numpy as np
 
     images = np.asarray(batch[0])

@@ -155,12 +155,12 @@ def test_loss_and_boxes_are_those_of_the_cpu():
     torch.manual_seed(0)
     model = DETECT.build_model(config).eval()
     on_cpu = DETECT.build_loss(config, CPU)(model, batch)
-    seen = DETECT.build_look(config, CPU)(model, batch[0])
+    seen = DETECT.build_predictor(config, CPU)(model, batch[0])
     model.to(CUDA)
     moved = tuple(part.to(CUDA) for part in batch)
     on_cuda = DETECT.build_loss(config, CUDA)(model, moved)
     assert float(on_cuda.detach()) == pytest.approx(float(on_cpu.detach()), rel=1e-3)
-    found = DETECT.build_look(config, CUDA)(model, moved[0])
+    found = DETECT.build_predictor(config, CUDA)(model, moved[0])
     assert [len(one) for one in found] == pytest.approx([len(one) for one in seen], abs=2)
 
 

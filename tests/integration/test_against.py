@@ -14,7 +14,7 @@ from trainstone.results.steps import Columns, read_columns
 
 TINY = ["bench", *narrow_arguments()]
 ROW_KEYS = {
-    "label", "a", "b", "ratio", "ci95", "ci_covers", "p_value", "p_holm", "noise_floor", "judgement", "differences",
+    "label", "a", "b", "ratio", "ci95", "ci_covers", "p_value", "p_holm", "noise_floor", "outcome", "differences",
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone,
     assert done.code == 0, done.err
     result = done.json()
     (row,) = result["comparison"]["rows"]
-    assert row["judgement"] == "faster"
+    assert row["outcome"] == "faster"
     assert row["ratio"] > 1.2  # how much faster depends on the processor
     assert result["verdict"].startswith("A (data.image_size=32) is ")
     assert result["verdict"].endswith("interleaved blocks): faster")
@@ -110,7 +110,7 @@ def test_another_recipe_file(quick, tmp_path: Path):
 def test_too_few_rounds_are_told(quick):
     done = quick(*TINY, "--against", "seed=1", "--iterations", "11", "-q")
     assert done.code == 0, done.err
-    assert "not judged" in done.out
+    assert "not assessed" in done.out
     assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
 
 

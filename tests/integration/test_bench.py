@@ -204,8 +204,8 @@ COMPILED = [*TINY, "--iterations", "8", "--json", "-q", "--set", "engine.compile
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_compile_time_is_told_apart(quick, tmp_path: Path):
     # Without vectors the compiler is done sooner.
-    anew = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "ATEN_CPU_CAPABILITY": "default"}
-    done = quick(*COMPILED, env=anew)
+    again = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "ATEN_CPU_CAPABILITY": "default"}
+    done = quick(*COMPILED, env=again)
     assert done.code == 0, done.err
     result = done.json()
     steps, phases = result["step_seconds"], result["phases"]

@@ -58,15 +58,15 @@ def test_bench_on_two_ranks_makes_one_run_of_both(nursery: Nursery):
         assert min(columns["step_seconds"]) <= device.step_seconds_median <= max(columns["step_seconds"])
         assert device.data_wait_seconds == pytest.approx(columns["data_seconds"].sum())
     # What is exchanged, and what it costs.
-    told = result.communication
-    assert told is not None
-    assert told.gradient_bytes % 4 == 0  # fp32
-    assert 100_000 < told.gradient_bytes < 10_000_000
-    assert told.bucket_bytes == result.config["parallel"]["bucket_bytes"]
-    assert told.exposed_seconds is not None
-    assert told.share is not None
-    assert abs(told.exposed_seconds) < 10 * result.step_seconds.median
-    assert told.share < 1
+    message = result.communication
+    assert message is not None
+    assert message.gradient_bytes % 4 == 0  # fp32
+    assert 100_000 < message.gradient_bytes < 10_000_000
+    assert message.bucket_bytes == result.config["parallel"]["bucket_bytes"]
+    assert message.exposed_seconds is not None
+    assert message.share is not None
+    assert abs(message.exposed_seconds) < 10 * result.step_seconds.median
+    assert message.share < 1
     assert "of gradients a step" in first.out
 
 
@@ -95,17 +95,17 @@ def test_a_loss_that_is_no_number_ends_both(nursery: Nursery):
 
 
 def test_what_many_ranks_cannot_do_is_refused(nursery: Nursery):
-    for arguments, told in (
+    for arguments, message in (
         (("bench", "--runs", "2"), "here 2 ranks would each make a run"),
         (("bench", "--against", "train.batch_size=2"), "bench --against measures one process"),
         (("profile", "--cores"), "profile --cores measures one process"),
     ):
         first, *_ = [child.wait() for child in nursery.start_ranks(2, *arguments)]
         assert first.code == 2
-        assert told in first.err
+        assert message in first.err
 
 
-def test_real_pictures_are_shared_out_and_what_was_left_out_is_said(nursery: Nursery):
+def test_real_images_are_shared_out_and_what_was_left_out_is_said(nursery: Nursery):
     generated = {"data__generated_train": 64, "data__generated_val": 16, "loader__threads": 1}
     children = start(nursery, "bench", "bench-real", "--iterations", "8", recipe="demo-classify", **generated)
     ended = [child.wait() for child in children]
@@ -114,7 +114,7 @@ def test_real_pictures_are_shared_out_and_what_was_left_out_is_said(nursery: Nur
     result = read_result(run)
     assert result.loader is None
     assert any("not compared with synthetic ones" in found.message for found in result.findings)
-    # 64 pictures, 8 a step on both ranks: an epoch is over after 8 steps.
+    # 64 images, 8 a step on both ranks: an epoch is over after 8 steps.
     assert read_steps(run, 0)["epoch"].tolist() == read_steps(run, 1)["epoch"].tolist() == [0] * 8
     assert read_steps(run, 0)["loss"].tolist() != read_steps(run, 1)["loss"].tolist()
 
@@ -137,7 +137,7 @@ def test_each_rank_leaves_a_trace_of_the_same_steps(nursery: Nursery):
             assert step.communication_seconds + step.overlap_seconds <= step.communication_total_seconds * (1 + 1e-9)
             assert step.optimizer_seconds > 0
         assert sum(step.overlap_seconds for step in timeline.steps) > 0
-        assert any("of communication is hidden behind compute" in told for told in timeline.told)
+        assert any("of communication is hidden behind compute" in message for message in timeline.sentences)
     assert result.timeline is not None
     assert result.timeline.trace == "trace/rank0000.json.gz"
     assert [device.rank for device in result.devices] == [0, 1]

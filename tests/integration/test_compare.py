@@ -20,7 +20,7 @@ def test_table_verdict_and_next_command(quick, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rates", "half_width", "limit", "code", "told"),
+    ("rates", "half_width", "limit", "code", "message"),
     [
         (SLOW, 0.01, "0.95", 9, "gate: "),
         (SLOW, 0.01, "0.8", 0, ""),
@@ -29,18 +29,18 @@ def test_table_verdict_and_next_command(quick, tmp_path):
         ([100.0], None, "0.8", 0, ""),
     ],
 )
-def test_the_gate(quick, tmp_path, rates, half_width, limit, code, told):
+def test_the_gate(quick, tmp_path, rates, half_width, limit, code, message):
     write_runs(tmp_path / "a", "a", rates, half_width=half_width)
     write_runs(tmp_path / "b", "b", [110.0, *([109.0, 111.0] if len(rates) > 1 else [])], half_width=half_width)
     done = quick("compare", "a", "--to", "b", "--fail-below", limit, "--json")
     assert done.code == code, done.err
-    assert told in done.err
-    assert bool(done.err) == bool(told)
+    assert message in done.err
+    assert bool(done.err) == bool(message)
     assert done.json()["rows"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["a", "--to", "nothing"], 7, "there is no run and no published figure 'nothing'"),
         (["nothing", "--to", "a"], 7, "there is no run nothing"),
@@ -57,7 +57,7 @@ def test_the_gate(quick, tmp_path, rates, half_width, limit, code, told):
         (["--to", "b"], 2, "RUN"),
     ],
 )
-def test_wrong_input_gets_one_message(quick, tmp_path, arguments, code, told):
+def test_wrong_input_gets_one_message(quick, tmp_path, arguments, code, message):
     for name in ("a", "b", "nan", "torn", "other"):
         write_run(tmp_path, make_result(name))
     (tmp_path / "empty").mkdir()
@@ -68,7 +68,7 @@ def test_wrong_input_gets_one_message(quick, tmp_path, arguments, code, told):
     (tmp_path / "nan/result.json").write_text(json.dumps(damaged))
     done = quick("compare", *arguments, env={"COLUMNS": "200"})
     assert done.code == code, done.err
-    assert told in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
 
 

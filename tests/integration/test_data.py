@@ -38,8 +38,8 @@ STORAGES = ("recordio", "tfrecord", "folder", "wds")
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
     for split, count in (("train", 600), ("val", 60)):
         drawn = [GeneratedSource("classify", split, 12, 48, 48, 6).read(number) for number in range(12)]
         for number in range(count):
@@ -51,8 +51,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "folder"])
-def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: Path, storage: str, nursery):
-    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", storage, "-q"]
+def test_killed_ten_times_and_finished_it_is_the_same(images: Path, tmp_path: Path, storage: str, nursery):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(images), "--format", storage, "-q"]
     arguments += ["--shards", "7,2", "--workers", "1"] if storage == "tfrecord" else ["--workers", "1"]
     assert nursery.run(*arguments, "--to", str(tmp_path / "whole")).code == 0
     for seed in range(10):
@@ -65,16 +65,16 @@ def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: 
     assert read_files(tmp_path / "set") == read_files(tmp_path / "whole")
 
 
-def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path, nursery):
-    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "wds", "-q"]
+def test_three_ranks_at_once_make_what_one_makes(images: Path, tmp_path: Path, nursery):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(images), "--format", "wds", "-q"]
     arguments += ["--shards", "6,2"]
     assert nursery.run(*arguments, "--to", str(tmp_path / "alone")).code == 0
     assert nursery.run(*arguments, "--to", str(tmp_path / "shared"), world=3).code == 0
     assert read_files(tmp_path / "shared") == read_files(tmp_path / "alone")
 
 
-def test_the_same_again_does_nothing(pictures: Path, quick):
-    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--to", "set", "--limit", "20"]
+def test_the_same_again_does_nothing(images: Path, quick):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(images), "--to", "set", "--limit", "20"]
     first, second = quick(*arguments), quick(*arguments)
     assert first.code == second.code == 0
     assert "recordio: 20 train, 20 val; 6 classes, 2 files" in first.out
@@ -96,10 +96,10 @@ def test_boxes_survive_every_storage(tmp_path: Path, quick, storage: str):
 
 def test_info_tells_and_draws(tmp_path: Path, quick):
     assert quick("data", "make", "detect", "--to", "set", "--count", "12", "--val", "4", "-q").code == 0
-    told = quick("data", "info", "set", "--page", "set.html")
-    assert told.code == 0, told.err
-    assert "12 pictures" in told.out
-    assert "set.html" in told.out
+    message = quick("data", "info", "set", "--page", "set.html")
+    assert message.code == 0, message.err
+    assert "12 images" in message.out
+    assert "set.html" in message.out
     page = (tmp_path / "set.html").read_text()
     assert page.count("data:image/jpeg;base64,") >= 12
     summary = quick("data", "info", "set", "--json").json()
@@ -156,10 +156,10 @@ def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(small_disk: Pat
 
 def test_memory_stays_bounded_whatever_the_size(tmp_path: Path):
     """A file of records larger than the memory that the process may take."""
-    picture = GeneratedSource("classify", "train", 1, 64, 64, 2).read(0).image + bytes(1 << 20)
+    image = GeneratedSource("classify", "train", 1, 64, 64, 2).read(0).image + bytes(1 << 20)
     with (tmp_path / "big.rec").open("wb") as file:
         for number in range(400):
-            file.write(pack_image(ImageRecord((0.0,), number, picture)))
+            file.write(pack_image(ImageRecord((0.0,), number, image)))
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_DATA, ({300 << 20},) * 2)\n"
     code = limit + "from trainstone.cli.main import main\nmain()\n"
     arguments = ["data", "convert", "big.rec", "out", "--format", "tfrecord", "--workers", "2"]
@@ -176,20 +176,20 @@ XML = """<annotation><folder>x</folder><filename>%s</filename><size><width>100</
 </annotation>"""
 
 
-def picture(number: int) -> bytes:
+def image(number: int) -> bytes:
     return GeneratedSource("classify", "train", 100, 60, 40, 2).read(number).image
 
 
 def encode(kind: str, mode: str) -> bytes:
     buffer = io.BytesIO()
-    Image.open(io.BytesIO(picture(1))).convert(mode).save(buffer, kind)
+    Image.open(io.BytesIO(image(1))).convert(mode).save(buffer, kind)
     return buffer.getvalue()
 
 
-def train_pictures() -> dict[str, dict[str, bytes]]:
+def train_images() -> dict[str, dict[str, bytes]]:
     """Six a class; one is a PNG in disguise, one a CMYK JPEG, neither of a name that any list has."""
     found = {
-        synset: {f"{synset}_{10 * n}.JPEG": picture(6 * place + n) for n in range(6)}
+        synset: {f"{synset}_{10 * n}.JPEG": image(6 * place + n) for n in range(6)}
         for place, synset in enumerate(SYNSETS)
     }
     found[SYNSETS[0]][f"{SYNSETS[0]}_20.JPEG"] = encode("PNG", "RGB")
@@ -200,8 +200,8 @@ def train_pictures() -> dict[str, dict[str, bytes]]:
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("archives")
-    inner = {f"{synset}.tar": make_tar(files) for synset, files in train_pictures().items()}
-    val = {f"ILSVRC2012_val_{n + 1:08d}.JPEG": picture(50 + n) for n in range(4)}
+    inner = {f"{synset}.tar": make_tar(files) for synset, files in train_images().items()}
+    val = {f"ILSVRC2012_val_{n + 1:08d}.JPEG": image(50 + n) for n in range(4)}
     boxes = {f"{s}/{s}_0.xml": XML.format(synset=s).encode() for s in SYNSETS}
     return write_files(
         root,
@@ -218,12 +218,12 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Path:
     root = tmp_path_factory.mktemp("folders")
-    for synset, files in train_pictures().items():
+    for synset, files in train_images().items():
         write_files(root / "train" / synset, files)
         box = XML.format(synset=synset).encode()
         write_files(root / "Annotation" / synset, {f"{synset}_0.xml": box})
     for number, synset in enumerate(LABELS):
-        write_files(root / "val" / synset, {f"ILSVRC2012_val_{number + 1:08d}.JPEG": picture(50 + number)})
+        write_files(root / "val" / synset, {f"ILSVRC2012_val_{number + 1:08d}.JPEG": image(50 + number)})
     (root / "synset_words.txt").write_bytes((archives / "synset_words.txt").read_bytes())
     return root
 
@@ -234,8 +234,8 @@ def test_tars_and_folders_give_the_same_bytes(archives: Path, folders: Path, tmp
         done = quick("data", "imagenet", "--from", str(source), "--to", source.name, "--format", storage, "-q")
         assert done.code == 0, done.err
         assert "18 train, 4 val; 3 classes" in done.out
-        assert "repaired  1 picture: PNG named .JPEG" in done.out
-        assert "repaired  1 picture: CMYK JPEG" in done.out
+        assert "repaired  1 image: PNG named .JPEG" in done.out
+        assert "repaired  1 image: CMYK JPEG" in done.out
     archived, plain = (read_files(tmp_path / source.name) for source in (archives, folders))
     assert archived | {"manifest.json": b""} == plain | {"manifest.json": b""}
     assert quick("data", "verify", archives.name, "-q").code == 0
@@ -261,16 +261,16 @@ def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, qui
     assert dog["image/object/bbox/xmin"] == pytest.approx([0.1])
     assert dog["image/object/bbox/ymax"] == pytest.approx([0.9])
     assert dog["image/object/bbox/label"] == [3]
-    assert dog["image/encoded"] == [picture(12)]
-    mended = found["n01440764_20.JPEG"]
-    assert mended["image/format"] == [b"JPEG"]
-    assert mended["image/encoded"][0].startswith(b"\xff\xd8")
+    assert dog["image/encoded"] == [image(12)]
+    repaired = found["n01440764_20.JPEG"]
+    assert repaired["image/format"] == [b"JPEG"]
+    assert repaired["image/encoded"][0].startswith(b"\xff\xd8")
     assert found["n01443537_10.JPEG"]["image/object/bbox/xmin"] == []
 
 
 def test_without_repair_every_byte_is_the_original(archives: Path, tmp_path: Path, quick):
     arguments = ["data", "imagenet", "--from", str(archives), "--to", "set", "--format", "folder", "--no-repair", "-q"]
     assert quick(*arguments).code == 0
-    for synset, files in train_pictures().items():
+    for synset, files in train_images().items():
         for name, content in files.items():
             assert (tmp_path / "set/train" / synset / name).read_bytes() == content

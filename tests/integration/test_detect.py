@@ -53,15 +53,15 @@ def test_scenes_are_learned_to_the_target_and_shown(nursery: Nursery, trained: t
     # What is reached is known an epoch later, and the best weights are those that reached it.
     assert quality.epochs == quality.history[-1].epoch + 1
     assert (run / "checkpoints/best.safetensors").exists()
-    # Its page shows curves, classes and pictures.
+    # Its page shows curves, classes and images.
     assert {table.name for table in quality.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
-    assert quality.pictures
-    for shown in quality.pictures:
+    assert quality.samples
+    for shown in quality.samples:
         assert (run / shown.file).read_bytes().startswith(b"\xff\xd8")
         assert shown.boxes
     assert nursery.run("report", str(run)).code == 0
     page = (run / "report.html").read_text()
-    assert page.count("data:image/jpeg;base64,") >= len(quality.pictures)
+    assert page.count("data:image/jpeg;base64,") >= len(quality.samples)
 
 
 def test_mlperfs_checker_takes_its_log(nursery: Nursery, trained: tuple[Path, Result]):
@@ -82,21 +82,21 @@ def test_saved_weights_have_the_same_quality_on_one_and_two_ranks(nursery: Nurse
             for child in nursery.start_ranks(ranks, "eval", weights, "--out", str(out), "--set", "engine.threads=1")
         ]
         assert {one.code for one in ended} == {0}, ended[0].err
-        judged = read_result(find_run(out)).quality
-        assert judged.history[0].images == 60
-        assert len(judged.tables) == len(result.quality.tables)
-        found.append(judged.history[0].metrics)
+        evaluated = read_result(find_run(out)).quality
+        assert evaluated.history[0].images == 60
+        assert len(evaluated.tables) == len(result.quality.tables)
+        found.append(evaluated.history[0].metrics)
     assert found[0] == pytest.approx(best.metrics, abs=1e-3)  # other batches: the last bits of scores differ
     assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
-def test_what_is_seen_in_a_picture_has_a_place(nursery: Nursery, trained: tuple[Path, Result]):
+def test_what_is_seen_in_an_image_has_a_place(nursery: Nursery, trained: tuple[Path, Result]):
     run, result = trained
-    picture = str(run / result.quality.pictures[0].file)
-    told = nursery.run("eval", str(run), "--predict", picture, "--top", "3", "--set", "engine.threads=1")
-    assert told.code == 0, told.err
-    assert " % from the left, " in told.out
-    document = nursery.run("eval", str(run), "--predict", picture, "--json", "--set", "engine.threads=1").json()
+    image = str(run / result.quality.samples[0].file)
+    message = nursery.run("eval", str(run), "--predict", image, "--top", "3", "--set", "engine.threads=1")
+    assert message.code == 0, message.err
+    assert " % from the left, " in message.out
+    document = nursery.run("eval", str(run), "--predict", image, "--json", "--set", "engine.threads=1").json()
     guess = document["predictions"][0]["guesses"][0]
     assert set(guess["box"]) == {"left", "top", "right", "bottom"}
     assert 0 <= guess["box"]["left"] < guess["box"]["right"] <= 1

@@ -30,7 +30,7 @@ def test_quality_is_judged_into_a_run_folder(quick, tmp_path: Path, checkpoint: 
     assert done.code == 0, done.err
     path, result = read_only(tmp_path)
     flat = " ".join(done.out.split())
-    assert f"on 31 pictures (from step 12 of {RUN_ID})" in flat
+    assert f"on 31 images (from step 12 of {RUN_ID})" in flat
     assert f"repeat trainstone eval {tmp_path / 'made'} --device cpu" in flat
     assert (result.kind, result.status) == ("eval", "ok")
     assert {"result.json", "report.html", "config.toml", "machine.json", "log.txt"} <= {p.name for p in path.iterdir()}
@@ -49,17 +49,17 @@ def test_inference_is_measured_as_bench_does(quick, tmp_path: Path, checkpoint: 
     assert (path / "steps-rank0000.csv").exists()
 
 
-def test_pictures_are_named_and_damaged_ones_told(quick, tmp_path: Path, checkpoint: str):
+def test_images_are_named_and_damaged_ones_told(quick, tmp_path: Path, checkpoint: str):
     (tmp_path / "a.jpg").write_bytes(save(busy(60, 50)))
     (tmp_path / "b.png").write_bytes(save(busy(50, 60), "PNG"))
-    (tmp_path / "bad.jpg").write_text("no picture")
+    (tmp_path / "bad.jpg").write_text("no image")
     done = quick("eval", checkpoint, "--predict", "a.jpg", "bad.jpg", "b.png", "--top", "2", *HERE)
     assert done.code == 3
     lines = done.out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["a.jpg", "b.png"]
     assert len(lines) == 6
     assert all(" %  " in line and "-" in line for line in lines if line.startswith(" "))
-    assert "error: bad.jpg: not a picture" in done.err
+    assert "error: bad.jpg: not an image" in done.err
     assert not (tmp_path / "runs").exists()
     done = quick("eval", checkpoint, "--predict", "a.jpg", "--predict", "b.png", "--json", *HERE)
     assert done.code == 0, done.err
@@ -96,9 +96,9 @@ def test_exported_weights_of_a_run_are_a_source(quick, tmp_path: Path, checkpoin
     assert done.code == 0, done.err
     done = quick("weights", "convert", "w.safetensors", "w.pth", "--json")
     assert done.code == 0, done.err
-    told = done.json()
-    assert told["network"].startswith("ResNet-18")
-    assert (told["left_out"], told["file"]) == ([], "w.pth")
+    message = done.json()
+    assert message["network"].startswith("ResNet-18")
+    assert (message["left_out"], message["file"]) == ([], "w.pth")
     again = quick("weights", "convert", checkpoint, "again.pth")
     assert again.code == 0, again.err
     first, second = (torch.load(tmp_path / name, weights_only=True) for name in ("w.pth", "again.pth"))

@@ -1,4 +1,4 @@
-"""Real pictures through the real command line: bench --data and data bench."""
+"""Real images through the real command line: bench --data and data bench."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ from trainstone.results.steps import read_columns
 TINY = [*narrow_arguments(), "--set", "model.num_classes=10"]
 
 
-def make_slow_pictures(root: Path) -> Path:
-    """Pictures whose decoding takes far longer than a tiny network's step."""
+def make_slow_images(root: Path) -> Path:
+    """Images whose decoding takes far longer than a tiny network's step."""
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         (root / "train" / name).mkdir(parents=True)
@@ -29,7 +29,7 @@ def make_slow_pictures(root: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.serial
 def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(quick, tmp_path: Path):
-    data = make_slow_pictures(tmp_path / "set")
+    data = make_slow_images(tmp_path / "set")
     slow = ["loader.threads=1", "augment.resize=antialias", "loader.shrink=false", "loader.prefetch=1"]
     settings = [part for setting in (*slow, "train.batch_size=12") for part in ("--set", setting)]
     done = quick("bench", *TINY, "--data", str(data), *settings, "--iterations", "10", "--json", whole=True)
@@ -51,7 +51,7 @@ def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(quick, tmp_pat
     assert "Is it fed fast enough?" in page
 
 
-def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_counted(quick, tmp_path: Path):
+def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_images_are_counted(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=20)
     damage(data / "train.rec")
     seen = []
@@ -67,13 +67,13 @@ def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_cou
         assert columns["epoch"].tolist() == [8 * step // 20 for step in range(10)]
         result = read_result(run)
         assert result.loader is not None
-        assert (result.loader.skipped, result.loader.skipped_pictures) == (4, 1)  # 10 steps of 8 are four epochs of 20
-        assert "pictures-skipped" in {finding.code for finding in result.findings}
+        assert (result.loader.skipped, result.loader.skipped_images) == (4, 1)  # 10 steps of 8 are four epochs of 20
+        assert "images-skipped" in {finding.code for finding in result.findings}
         assert (run / "log.txt").read_text().count("left out:") == 3  # the run's own loader, and that alone, twice
     assert seen[0] == seen[1]
 
 
-def test_a_damaged_picture_ends_the_run_and_is_named(quick, tmp_path: Path):
+def test_a_damaged_image_ends_the_run_and_is_named(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=6)
     place = damage(data / "train.rec")
     done = quick("bench", *TINY, "--data", str(data), "--iterations", "10")
@@ -84,7 +84,7 @@ def test_a_damaged_picture_ends_the_run_and_is_named(quick, tmp_path: Path):
 
 
 def damage(path: Path) -> int:
-    """Cut the picture of record 2 short without changing any length; return where the record begins."""
+    """Cut the image of record 2 short without changing any length; return where the record begins."""
     offsets = [int(line.split("\t")[1]) for line in path.with_suffix(".idx").read_text().splitlines()]
     content = bytearray(path.read_bytes())
     content[offsets[3] - 200 : offsets[3]] = bytes(200)
@@ -94,8 +94,8 @@ def damage(path: Path) -> int:
 
 def test_data_bench_tells_threads_stages_and_cores(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "wds", count=10)
-    asked = ["--threads", "1,2", "--seconds", "1", "--demand", "1000", "--set", "data.image_size=32"]
-    done = quick("data", "bench", str(data), *asked, "--json", whole=True)
+    requested = ["--threads", "1,2", "--seconds", "1", "--demand", "1000", "--set", "data.image_size=32"]
+    done = quick("data", "bench", str(data), *requested, "--json", whole=True)
     assert done.code == 0, done.err
     result = json.loads(done.out)
     assert (result["kind"], result["status"]) == ("data", "ok")
@@ -104,7 +104,7 @@ def test_data_bench_tells_threads_stages_and_cores(quick, tmp_path: Path):
     assert [stage["name"] for stage in feeding["stages"]] == ["read", "decode", "crop-resize", "batch"]
     assert sum(stage["share"] for stage in feeding["stages"]) == pytest.approx(1)
     assert feeding["demand"]["images_per_second"] == 1000
-    assert feeding["pictures"] == 10
+    assert feeding["images"] == 10
     assert "cores" in result["verdict"]
     assert "images/s" in (tmp_path / "runs" / result["run_id"] / "report.html").read_text()
 

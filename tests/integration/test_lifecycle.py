@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("verb", "place"),
-    [("train", "train.start.open_both"), ("eval", "evaluate.run.open_pictures"), ("bench", "prepare.open_data")],
+    [("train", "train.start.open_both"), ("eval", "evaluate.run.open_images"), ("bench", "prepare.open_data")],
 )
 def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Path, checkpoint: Path, verb: str, place):
     module, _, function = place.rpartition(".")

@@ -73,14 +73,14 @@ def test_a_real_run_says_what_it_was(reached: Path):
     assert (log["submission_org"].value, log["submission_platform"].value) == ("a lab", "a laptop")
     assert (log["train_samples"].value, log["eval_samples"].value, log["global_batch_size"].value) == (96, 43, 8)
     assert log["cache_clear"].value is False
-    assert "not cleared" in log["cache_clear"].metadata["told"]
+    assert "not cleared" in log["cache_clear"].metadata["message"]
     assert result.quality is not None
     assert result.quality.seconds_to_target is not None
     assert log["eval_accuracy"].value == result.quality.value
     assert log["run_stop"].metadata["status"] == "success"
     assert "mlperf.log" in result.files
-    told = (reached / "log.txt").read_text()
-    assert "mlperf.log: open division: model.depth = 18, not 50; model.num_classes = 10, not 1000; " in told
+    message = (reached / "log.txt").read_text()
+    assert "mlperf.log: open division: model.depth = 18, not 50; model.num_classes = 10, not 1000; " in message
     # Its times are those of the result.
     times = [event.time_ms for event in read_mllog(reached / "mlperf.log")]
     assert times == sorted(times)
@@ -139,7 +139,7 @@ def test_the_page_cache_is_cleared_where_asked_for(tmp_path: Path, monkeypatch: 
         assert switch.read_text() == "3"
         assert found == []
     else:
-        assert found == [f"mlperf.clear_caches is set, but: {clear.metadata['told']}"]
+        assert found == [f"mlperf.clear_caches is set, but: {clear.metadata['message']}"]
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_a_folder_without_logs_does_not_keep_the_others_from_being_told(quick, t
 
 @pytest.mark.parametrize("verb", ["check", "summary"])
 @pytest.mark.parametrize(
-    ("make", "code", "told"),
+    ("make", "code", "message"),
     [
         (lambda path: None, 3, "No such file"),
         (lambda path: path.mkdir(), 3, "no mlperf.log or result_*.txt in"),
@@ -240,11 +240,11 @@ def test_a_folder_without_logs_does_not_keep_the_others_from_being_told(quick, t
     ],
     ids=["missing", "empty folder", "binary", "two runs", "torn", "no run"],
 )  # fmt: skip
-def test_wrong_input_is_named_and_refused(quick, tmp_path, verb, make, code, told):
+def test_wrong_input_is_named_and_refused(quick, tmp_path, verb, make, code, message):
     make(tmp_path / "thing")
     done = quick("mlperf", verb, "thing")
     assert done.code == code, done.err
-    assert told in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
     assert "thing" in done.err
 

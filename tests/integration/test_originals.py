@@ -77,7 +77,7 @@ def test_a_training_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkey
     assert document["iter"]["iteration"][:3] == [list(range(0, 12, 2)), list(range(12, 24, 2)), list(range(24, 36, 2))]
 
 
-# Drawn scenes, small pictures, scores that come an epoch later.
+# Drawn scenes, small images, scores that come an epoch later.
 SSD = {
     **{"device": "cpu", "engine.threads": 1, "engine.keep_memory": False, "loader.threads": 1},
     **{"model.depth": 18, "model.width": 16, "model.num_classes": 2, "data.source": "generated"},

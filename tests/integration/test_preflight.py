@@ -13,7 +13,7 @@ from support.processes.forked import Nursery, wait_until
 from support.processes.hosts import Hosts, make_hosts
 from trainstone.results.run_folder import read_result
 
-QUICK = {"parallel.meeting_seconds": 12.0, "stop.steps": 1, "data.generated_train": 16, "data.generated_val": 8}
+QUICK = {"parallel.rendezvous_seconds": 12.0, "stop.steps": 1, "data.generated_train": 16, "data.generated_val": 8}
 BOTH = ["h1", "h2"]
 # Ranks change what they find; the number of the rank that does is put in.
 OTHER_VERSION = """
@@ -47,13 +47,13 @@ def train(out: Path, **changes: object) -> list[str]:
     return ["train", "demo-classify", *set_arguments(**changed), "--out", str(out)]
 
 
-def assert_told_once(ended: list[Finished], code: int, *parts: str) -> None:
+def assert_shown_once(ended: list[Finished], code: int, *parts: str) -> None:
     """One message in all, by the first rank, and the same code everywhere."""
     assert [one.code for one in ended] == [code] * len(ended), ended
-    told = [line for one in ended for line in one.err.splitlines() if line.startswith("error: ")]
-    assert len(told) == 1, ended
+    message = [line for one in ended for line in one.err.splitlines() if line.startswith("error: ")]
+    assert len(message) == 1, ended
     for part in parts:
-        assert part in told[0]
+        assert part in message[0]
     assert all(one.err == "" for one in ended[1:]), ended
 
 
@@ -78,42 +78,42 @@ def test_three_hosts_with_caches_of_their_own_train_and_record_hosts_and_all_red
     assert timed.bytes[0] == 2**10
     assert 0 < timed.seconds[0] < timed.seconds[-1]
     assert timed.bytes_per_second == pytest.approx(timed.bytes[-1] / timed.seconds[-1])
-    assert not [name for name in result.files if name.startswith(".meeting")]
+    assert not [name for name in result.files if name.startswith(".rendezvous")]
 
 
 def test_what_one_host_lacks_is_told_by_its_name(hosts: Hosts, tmp_path: Path):
-    pictures, runs = tmp_path / "pictures", tmp_path / "runs"
-    pictures.mkdir()
+    images, runs = tmp_path / "images", tmp_path / "runs"
+    images.mkdir()
     runs.mkdir()
-    command = train(runs, data__source="files", data__root=str(pictures))
+    command = train(runs, data__source="files", data__root=str(images))
     ended = hosts.run(BOTH, command, before={"h2": f"mount -t tmpfs none {tmp_path}; mkdir -p {runs}"})
-    assert_told_once(ended, 3, "rank 1 on h2: cannot read the data set", str(pictures))
+    assert_shown_once(ended, 3, "rank 1 on h2: cannot read the data set", str(images))
     read_only = f"mount --bind {runs} {runs}; mount -o remount,ro,bind {runs}"
     ended = hosts.run(BOTH, train(runs), before={"h2": read_only})
-    assert_told_once(ended, 7, "unwritable on h2: Read-only file system")
+    assert_shown_once(ended, 7, "unwritable on h2: Read-only file system")
     ended = hosts.run(BOTH, train(runs), before={"h2": f"mount -t tmpfs none {runs}"})
-    assert_told_once(ended, 7, "h2 does not see the run folder")
+    assert_shown_once(ended, 7, "h2 does not see the run folder")
 
 
 def test_ranks_that_are_not_alike_are_told_by_host(hosts: Hosts, tmp_path: Path):
     for name in ("torch", "trainstone"):
         ended = hosts.run(BOTH, train(tmp_path), prepare=OTHER_VERSION.format(name=name))
-        assert_told_once(ended, 4, f"rank 1 on h2: its version of {name} is 2.12.1; rank 0 on h1 has ")
+        assert_shown_once(ended, 4, f"rank 1 on h2: its version of {name} is 2.12.1; rank 0 on h1 has ")
     ended = hosts.run(BOTH, train(tmp_path), prepare=NO_DEVICE)
-    assert_told_once(ended, 4, "rank 1 on h2: ", "which has 0 CUDA devices")
+    assert_shown_once(ended, 4, "rank 1 on h2: ", "which has 0 CUDA devices")
     other = "import os, sys\nif os.environ['RANK'] == '1': sys.argv += ['--set', 'seed=7']"
     ended = hosts.run(BOTH, train(tmp_path), prepare=other)
-    assert_told_once(ended, 2, "rank 1 on h2: its configuration differs from that of rank 0 on h1: seed = 7 (")
+    assert_shown_once(ended, 2, "rank 1 on h2: its configuration differs from that of rank 0 on h1: seed = 7 (")
 
 
 @pytest.mark.slow
 def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
     ended = hosts.run(BOTH, train(tmp_path, parallel__interface="ib7"))
     missing = "rank 0 on h1: network interface ib7 (parallel.interface) is not there"
-    assert_told_once(ended, 5, missing, "eth0 (10.77.0.1)")
+    assert_shown_once(ended, 5, missing, "eth0 (10.77.0.1)")
     loopback = {host: {"GLOO_SOCKET_IFNAME": "lo"} for host in BOTH}
     ended = hosts.run(BOTH, train(tmp_path), env=loopback)
-    assert_told_once(ended, 5, "rank 0 on h1: network interface lo is loopback", "eth0 (10.77.0.1)")
+    assert_shown_once(ended, 5, "rank 0 on h1: network interface lo is loopback", "eth0 (10.77.0.1)")
     for number, host in enumerate(BOTH, 1):  # an interface that leads nowhere
         assert hosts.shell(host, "ip link add side0 type veth peer name side1")
         assert hosts.shell(host, f"ip addr add 10.9.0.{number}/24 dev side0")
@@ -128,9 +128,9 @@ def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts, tmp_path: Path):
-    command = train(tmp_path, parallel__meeting_seconds=5.0)
+    command = train(tmp_path, parallel__rendezvous_seconds=5.0)
     ended = hosts.run(BOTH, command, world=3, env={"h1": {"SLURM_JOB_NODELIST": "h[1-3]"}})
-    assert_told_once(ended, 5, "rank 2 did not connect to ", "; connected: h1 (0), h2 (1); no rank connected from h3")
+    assert_shown_once(ended, 5, "rank 2 did not connect to ", "; connected: h1 (0), h2 (1); no rank connected from h3")
     nowhere = {"MASTER_ADDR": "10.77.0.99", "RANK": "1", "WORLD_SIZE": "2"}
     (ended_1,) = hosts.run(["h2"], command, env={"h2": nowhere})
     assert ended_1.code == 5
@@ -156,33 +156,34 @@ def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
     cases += [(0, "roll_call", "compare_ranks", f"{lost}does not answer", "SIGSTOP")]
     cases += [(0, "roll_call", "compare_ranks", f"{lost}ended without a message", "SIGKILL")]
     started = []
-    for rank, module, function, told, number in cases:
+    for rank, module, function, message, number in cases:
         stops = STOPS.format(rank=rank, module=module, function=function, signal=number)
-        ranks = hosts.start(BOTH, train(tmp_path, parallel__meeting_seconds=5.0), prepare=stops)
-        started.append((ranks[rank], ranks[1 - rank], f"error: {told.format(f'10.77.0.1:{hosts.port}')}"))
-    for stopped, other, told in started:
+        ranks = hosts.start(BOTH, train(tmp_path, parallel__rendezvous_seconds=5.0), prepare=stops)
+        started.append((ranks[rank], ranks[1 - rank], f"error: {message.format(f'10.77.0.1:{hosts.port}')}"))
+    for stopped, other, message in started:
         ended = other.wait()
         stopped.send(signal.SIGKILL)
         assert stopped.wait().code == -signal.SIGKILL
         assert ended.code == 5
-        assert [line for line in ended.err.splitlines() if line.startswith("error: ")] == [told]
+        assert [line for line in ended.err.splitlines() if line.startswith("error: ")] == [message]
 
 
 def test_refusal_of_rank_0_ends_the_other_ranks_with_its_code(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
-    ended = hosts.run(BOTH, train(file, parallel__meeting_seconds=600.0))
-    assert_told_once(ended, 7, str(file))
+    ended = hosts.run(BOTH, train(file, parallel__rendezvous_seconds=600.0))
+    assert_shown_once(ended, 7, str(file))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_signal_while_waiting_for_ranks_ends_at_once(nursery: Nursery, tmp_path: Path, rank: int):
     with socket.create_server(("127.0.0.1", 0)) as server:  # what listens here never answers rank 1
+        server.settimeout(60)
         port = server.getsockname()[1]
         if rank == 0:
             server.close()
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
-        child = nursery.start(*train(tmp_path, parallel__meeting_seconds=600.0), env=place)
+        child = nursery.start(*train(tmp_path, parallel__rendezvous_seconds=600.0), env=place)
         held = []
         if rank == 0:
             wait_until(lambda: "connecting with 1 other rank" in child.err.read_text())

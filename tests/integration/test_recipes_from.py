@@ -19,22 +19,22 @@ LINES = [
 
 @pytest.mark.parametrize(("original", "words"), LINES)
 def test_the_printed_command_and_file_are_what_json_says(quick, tmp_path: Path, original: str, words: list[str]):
-    told = quick("recipes", "--from", original, "--json", "--", *words).json()
-    assert set(told) == {"verb", "command", "config", "notes"}
-    planned = quick(*shlex.split(told["command"])[1:], "--dry-run", "--json")
+    message = quick("recipes", "--from", original, "--json", "--", *words).json()
+    assert set(message) == {"verb", "command", "config", "notes"}
+    planned = quick(*shlex.split(message["command"])[1:], "--dry-run", "--json")
     assert planned.code == 0, planned.err
-    assert planned.json()["config"] == told["config"]
+    assert planned.json()["config"] == message["config"]
     printed = quick("recipes", "--from", original, "--", *words)
     (tmp_path / "mine.toml").write_text(printed.out)
-    planned = quick(told["verb"], "mine.toml", "--dry-run", "--json")
-    assert planned.json()["config"] == told["config"]
+    planned = quick(message["verb"], "mine.toml", "--dry-run", "--json")
+    assert planned.json()["config"] == message["config"]
 
 
 def test_a_script_that_trains_nothing_has_a_command_and_no_recipe(quick):
     words = ["--from", "mlperf-ssd", "--json", "--", "prepare-json.py", "/coco/annotations/a.json", "b.json"]
-    told = quick("recipes", *words).json()
-    assert set(told) == {"verb", "command", "notes"}
-    assert told["command"] == "trainstone data coco --from /coco --to /coco-checked"
+    message = quick("recipes", *words).json()
+    assert set(message) == {"verb", "command", "notes"}
+    assert message["command"] == "trainstone data coco --from /coco --to /coco-checked"
 
 
 def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
@@ -52,8 +52,8 @@ def test_a_configuration_file_of_mlperf_is_read_and_not_run(quick, tmp_path: Pat
     file = tmp_path / "config_MINE.sh"
     lines = [f"export {word}" for word in mlperf_words("dgxa100")]
     file.write_text("\n".join([*lines, "export WALLTIME=$(touch made-by-a-shell)"]))
-    told = quick("recipes", "--from", "mlperf-resnet50", "--json", "--", "./config_MINE.sh").json()
-    assert told["command"] == "trainstone train resnet50-mlperf --system dgxa100"
+    message = quick("recipes", "--from", "mlperf-resnet50", "--json", "--", "./config_MINE.sh").json()
+    assert message["command"] == "trainstone train resnet50-mlperf --system dgxa100"
     file.write_text("touch made-by-a-shell\n")
     done = quick("recipes", "--from", "mlperf-resnet50", "--", "config_MINE.sh")
     assert done.code == 2

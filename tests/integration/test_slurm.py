@@ -177,9 +177,9 @@ def find_ranks(out: Path) -> dict[int, psutil.Process]:
     found = {}
     for process in psutil.process_iter():
         try:
-            told = process.environ()
-            if f"{told.get('TRAINSTONE_RUN')}/".startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in told:
-                found.setdefault(int(told["SLURM_PROCID"]), process)
+            message = process.environ()
+            if f"{message.get('TRAINSTONE_RUN')}/".startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in message:
+                found.setdefault(int(message["SLURM_PROCID"]), process)
         except (OSError, psutil.Error):
             continue
     return found

@@ -71,8 +71,8 @@ def wait_for_points(folder: Path, number: int) -> None:
 
 @pytest.mark.slow
 def test_a_whole_sweep(trainstone, quick, tmp_path: Path):
-    asked = ("--batch-sizes", "2,8,1000000", "--set", "measure.iterations=20")
-    done = trainstone("sweep", *tiny_arguments(), *asked, env={"COLUMNS": "120"})
+    requested = ("--batch-sizes", "2,8,1000000", "--set", "measure.iterations=20")
+    done = trainstone("sweep", *tiny_arguments(), *requested, env={"COLUMNS": "120"})
     assert done.code == 0, done.err
     run = find_sweep(tmp_path)
     result = read_result(run)

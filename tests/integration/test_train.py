@@ -49,14 +49,14 @@ def test_a_number_of_steps_ends_it_with_an_evaluation(missed: tuple[Path, Finish
     run, ended = missed
     learned = read_learned(run)
     assert learned.document["step"] == 5
-    assert [step for _, step, _, _ in learned.judged] == [5]
+    assert [step for _, step, _, _ in learned.evaluated] == [5]
     assert learned.result.status == "target_missed"
     assert ended.code == 8
     assert "the target of 90 % was not reached" in " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["resnet50"], 2, "has its recipe: resnet50 is one too many"),
         (["--seed", "3"], 2, "a run that is resumed keeps its seed"),
@@ -72,12 +72,12 @@ def test_a_number_of_steps_ends_it_with_an_evaluation(missed: tuple[Path, Finish
     ],
 )
 def test_what_a_resumed_run_may_change(
-    nursery: Nursery, missed: tuple[Path, Finished], tmp_path: Path, arguments: list[str], code: int, told: str
+    nursery: Nursery, missed: tuple[Path, Finished], tmp_path: Path, arguments: list[str], code: int, message: str
 ):
     run = shutil.copytree(missed[0], tmp_path / "run")
     ended = nursery.run("train", "--resume", str(run), *arguments)
     assert ended.code == code, ended.err
-    assert told in ended.err
+    assert message in ended.err
     assert "Traceback" not in ended.err
     if code:  # nothing of it stays
         assert (run / "config.toml").read_bytes() == (missed[0] / "config.toml").read_bytes()
@@ -142,8 +142,8 @@ def test_damaged_checkpoints_are_passed_over(nursery: Nursery, tmp_path: Path):
     codes = [(one["code"], one["message"]) for one in again.json()["findings"]]
     assert ("resumed", "went on from step-00000006.safetensors, after step 6") in codes
     assert [message for code, message in codes if code == "checkpoint-damaged" and newest.name in message]
-    mended = read_learned(run)
-    assert all(tensor.equal(whole.tensors[name]) for name, tensor in mended.tensors.items())
+    repaired = read_learned(run)
+    assert all(tensor.equal(whole.tensors[name]) for name, tensor in repaired.tensors.items())
     for path in list_checkpoints(run / "checkpoints"):
         hurt(path, random.Random(2))
     anew = nursery.run("train", "--resume", str(run), "--iterations", "9", "--json")

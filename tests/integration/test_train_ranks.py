@@ -44,7 +44,7 @@ def test_train_on_two_ranks_learns_as_on_one_and_only_the_first_speaks(nursery: 
     assert len(grouped.steps[0]["step"]) == 6
     assert furthest(grouped, learned) < 1e-5
     assert mean_losses(learned) == pytest.approx(mean_losses(grouped), abs=1e-5)
-    assert learned.judged[-1][3]["loss"] == pytest.approx(grouped.judged[-1][3]["loss"], abs=1e-5)
+    assert learned.evaluated[-1][3]["loss"] == pytest.approx(grouped.evaluated[-1][3]["loss"], abs=1e-5)
     result = learned.result
     assert (result.world.ranks, result.world.nodes) == (2, 1)
     assert [device.rank for device in result.devices] == [0, 1]
@@ -70,13 +70,13 @@ def test_batch_norm_over_two_ranks_learns_as_one_rank_does(nursery: Nursery):
     assert mean_losses(two) == pytest.approx(mean_losses(one), abs=1e-5)
 
 
-def test_any_number_of_ranks_judges_every_picture_once(nursery: Nursery):
-    judged = []
+def test_any_number_of_ranks_judges_every_image_once(nursery: Nursery):
+    evaluated = []
     for ranks in (1, 2, 3):
         # A rate of 0 and no batch norm: the same network on all.
         changes = {"optimizer.learning_rate": 0.0, "model.norm": "group", "train.batch_size": 4, "eval.batch_size": 5}
-        judged.append(train(nursery, ranks, f"judged-{ranks}", stop__steps=1, **changes).judged[-1])
-    (_, _, images, counted), *others = judged
+        evaluated.append(train(nursery, ranks, f"judged-{ranks}", stop__steps=1, **changes).evaluated[-1])
+    (_, _, images, counted), *others = evaluated
     assert images == 43
     assert counted["top5"] > 0
     for _, _, seen, metrics in others:
@@ -132,17 +132,17 @@ def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery)
     assert [child.wait().code for child in children] == [75, 75]
     run = find_run(nursery.folder / "broken-off")
     stopped = read_learned(run, 2)
-    assert (stopped.result.status, stopped.document["step"], stopped.judged) == ("interrupted", 6, [])
-    judging = nursery.start_ranks(
+    assert (stopped.result.status, stopped.document["step"], stopped.evaluated) == ("interrupted", 6, [])
+    evaluating = nursery.start_ranks(
         2, "eval", str(run), "--set", "eval.batch_size=1", "--out", str(nursery.folder / "broken-eval")
     )
-    wait_until(lambda: "evaluating" in judging[0].err.read_text())
-    judging[1].send(signal.SIGTERM)
-    assert [child.wait().code for child in judging] == [130, 130]
+    wait_until(lambda: "evaluating" in evaluating[0].err.read_text())
+    evaluating[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in evaluating] == [130, 130]
     assert read_result(find_run(nursery.folder / "broken-eval")).status == "interrupted"
     ended = nursery.run("train", "--resume", str(run), "--set", "eval.batch_size=64", world=2)
     assert ended.code == 0
-    assert [(step, images) for _, step, images, _ in read_learned(run, 2).judged] == [(6, 3000)]
+    assert [(step, images) for _, step, images, _ in read_learned(run, 2).evaluated] == [(6, 3000)]
 
 
 def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):

@@ -53,7 +53,7 @@ def test_train_runs_makes_one_document_of_runs_that_are_as_they_would_be_alone(
     alone = nursery.run("train", "demo-classify", *LONG, "--seed", "4", "--out", str(out))
     assert alone.code == 0
     assert_same(read_learned(children[4]), read_learned(find_run(out)))
-    assert read_learned(children[3]).judged != read_learned(children[4]).judged
+    assert read_learned(children[3]).evaluated != read_learned(children[4]).evaluated
     document = json.loads(ended.out)
     assert document == json.loads((run / "result.json").read_text())
     result = read_result(run)

@@ -25,23 +25,21 @@ VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("alone") / "set", "folder", count=10)
 
 
-def list_arguments(pictures: Path, out: Path, *further: str) -> list[str]:
+def list_arguments(images: Path, out: Path, *further: str) -> list[str]:
     settings = [part for setting in SMALL for part in ("--set", setting)]
-    return ["train", "resnet50-sc22", "--data", str(pictures), *settings, "--out", str(out), *further]
+    return ["train", "resnet50-sc22", "--data", str(images), *settings, "--out", str(out), *further]
 
 
-def make_config(pictures: Path, *settings: str) -> Config:
-    return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(pictures))}", *settings])
+def make_config(images: Path, *settings: str) -> Config:
+    return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(images))}", *settings])
 
 
-def test_train_without_validation_data_says_that_nothing_was_evaluated(
-    nursery: Nursery, pictures: Path, tmp_path: Path
-):
-    ended = nursery.run(*list_arguments(pictures, tmp_path, "--iterations", "12"))
+def test_train_without_validation_data_says_that_nothing_was_evaluated(nursery: Nursery, images: Path, tmp_path: Path):
+    ended = nursery.run(*list_arguments(images, tmp_path, "--iterations", "12"))
     assert ended.code == 0, ended.err
     assert VERDICT in ended.out
     assert "info: " in ended.out
@@ -63,9 +61,9 @@ def test_train_without_validation_data_says_that_nothing_was_evaluated(
 
 
 def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = make_config(pictures, "stop.steps=12")
+    config = make_config(images, "stop.steps=12")
     whole = train_here(config, tmp_path / "whole", monkeypatch)
     for number in (2, 6, 11):
 
@@ -82,36 +80,36 @@ def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
         assert (result.status, result.quality.starts) == ("ok", 2)
         assert result.verdict.startswith(VERDICT)
         (file,) = (run.path / "original").glob("resnet_iterdur_*.txt")
-        told = read_iterdur(file)
-        assert [one.iteration for one in told.durations] == list(range(12))
-        assert told.train_seconds is not None
+        message = read_iterdur(file)
+        assert [one.iteration for one in message.durations] == list(range(12))
+        assert message.train_seconds is not None
 
 
-def test_two_ranks_stand_in_the_original_s_files(nursery: Nursery, pictures: Path, tmp_path: Path):
+def test_two_ranks_stand_in_the_original_s_files(nursery: Nursery, images: Path, tmp_path: Path):
     limit = ("--set", "stop.epochs=9999", "--seconds", "0.5", "--iterations", "0")
-    arguments = list_arguments(pictures, tmp_path / "two", *limit)
+    arguments = list_arguments(images, tmp_path / "two", *limit)
     ended = nursery.run(*arguments, world=2)
     assert ended.code == 0, ended.err
     run = find_run(tmp_path / "two")
     (file,) = (run / "original").glob("*.txt")
-    told = read_iterdur(file)
-    assert told.ranks == [RankPlace(0, 2, 0), RankPlace(1, 2, 1)]
-    assert told.train_seconds is not None
+    message = read_iterdur(file)
+    assert message.ranks == [RankPlace(0, 2, 0), RankPlace(1, 2, 1)]
+    assert message.train_seconds is not None
     steps = read_result(run).quality.steps
-    order = [(one.iteration, one.device) for one in told.durations]
+    order = [(one.iteration, one.device) for one in message.durations]
     assert order == [(step, rank) for step in range(steps) for rank in range(2)]
     for rank in range(2):
         columns = read_columns(run / f"steps-rank{rank:04d}.csv")
         worked = (columns["forward_seconds"] + columns["backward_seconds"]).tolist()
-        assert [one.seconds for one in told.durations if one.device == rank] == worked
+        assert [one.seconds for one in message.durations if one.device == rank] == worked
     table = csv.DictReader((run / "original/all_data.csv").read_text().splitlines())
     assert [row["device"] for row in table] == ["0", "1"]
     assert {f"original/{file.name}", "original/all_data.csv"} <= set(read_result(run).files)
 
 
-def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, pictures: Path, tmp_path: Path):
+def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, images: Path, tmp_path: Path):
     out = tmp_path / "stopped"
-    children = nursery.start_ranks(2, *list_arguments(pictures, out, "--iterations", "0"))  # 55 epochs, 165 steps
+    children = nursery.start_ranks(2, *list_arguments(images, out, "--iterations", "0"))  # 55 epochs, 165 steps
     wait_until(lambda: "training ·" in children[0].err.read_text())
     children[1].send(signal.SIGTERM)
     assert [child.wait().code for child in children] == [75, 75]
@@ -122,8 +120,8 @@ def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, pi
     assert [(one.iteration, one.device) for one in stopped.durations] == [(n, r) for n in range(done) for r in range(2)]
     assert stopped.train_seconds is None
     assert nursery.run("train", "--resume", str(run), world=2).code == 0
-    told = read_iterdur(file)
-    assert told.durations[: 2 * done] == stopped.durations
-    assert [(one.iteration, one.device) for one in told.durations] == [(n, r) for n in range(165) for r in range(2)]
+    message = read_iterdur(file)
+    assert message.durations[: 2 * done] == stopped.durations
+    assert [(one.iteration, one.device) for one in message.durations] == [(n, r) for n in range(165) for r in range(2)]
     assert read_result(run).verdict.startswith("ResNet-18: trained 165 steps, 55 epochs; not evaluated")
     assert len(list((run / "original").iterdir())) == 3

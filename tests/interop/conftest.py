@@ -1,4 +1,4 @@
-"""Whole data sets for the real systems, made once: folders of pictures, and what the command line makes of them."""
+"""Whole data sets for the real systems, made once: folders of images, and what the command line makes of them."""
 
 import os
 import subprocess

@@ -46,7 +46,7 @@ def detect(path, job):
 
 
 def unfold(labels):
-    """The objects of a padded row: three sizes of the picture and how many numbers follow, then the record's own."""
+    """The objects of a padded row: three sizes of the image and how many numbers follow, then the record's own."""
     count = int(labels[3])
     head, width = int(labels[4]), int(labels[5])
     return labels[4 + head : 4 + count].reshape(-1, width).tolist()

@@ -56,7 +56,7 @@ def make_example(record):
     return example
 
 
-def list_pictures(folder, synsets):
+def list_images(folder, synsets):
     found = [
         (path, label)
         for label, synset in enumerate(synsets, start=1)
@@ -81,7 +81,7 @@ def read_boxes(path):
     return boxes
 
 
-def read_picture(path):
+def read_image(path):
     data = tf.io.gfile.GFile(path, "rb").read()
     if PNG in path:
         data = tf.io.encode_jpeg(tf.io.decode_png(data, channels=3), format="rgb", quality=100).numpy()
@@ -93,7 +93,7 @@ def read_picture(path):
 
 
 def describe(path, label, synset, text, boxes):
-    data, height, width = read_picture(path)
+    data, height, width = read_image(path)
     edges = {name: [box[place] for box in boxes] for place, name in enumerate(("xmin", "ymin", "xmax", "ymax"))}
     return {
         "image/height": ("int64", [height]),
@@ -120,16 +120,16 @@ def build(job):
     synsets = sorted(names)
     boxes = read_boxes(source / "imagenet_2012_bounding_boxes.csv")
     for split, count in job["shards"].items():
-        pictures = list_pictures(source / FOLDERS[split], synsets)
+        images = list_images(source / FOLDERS[split], synsets)
         assert count % threads == 0
         ranges = [
             part
-            for start, end in split_evenly(0, len(pictures), threads)
+            for start, end in split_evenly(0, len(images), threads)
             for part in split_evenly(start, end, count // threads)
         ]
         for number, (start, end) in enumerate(ranges):
             with tf.io.TFRecordWriter(str(target / f"{split}-{number:05d}-of-{count:05d}")) as writer:
-                for path, label in pictures[start:end]:
+                for path, label in images[start:end]:
                     synset = synsets[label - 1]
                     example = make_example(describe(path, label, synset, names[synset], boxes.get(Path(path).name, [])))
                     writer.write(example.SerializeToString(deterministic=job["sorted"]))
@@ -146,7 +146,7 @@ def read_features(paths, spec):
 
 
 def show(features):
-    """Pictures as sha256, texts as such, numbers as they are."""
+    """Images as sha256, texts as such, numbers as they are."""
     return {
         name: hashlib.sha256(value.numpy()).hexdigest() if name == "image/encoded" else show_value(value.numpy())
         for name, value in features.items()

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from support.builders.images import busy
-from support.processes.peers import ask_peer
+from support.processes.peers import query_peer
 from trainstone.config.schema import AugmentConfig
 from trainstone.data.pipeline.crops import crop_boxes, crop_overlap
 from trainstone.data.pipeline.random_draws import Draws, make_key
@@ -36,7 +36,7 @@ CASES = {
     "portrait": Case(333, 500, (BOX,)),
     "square with two boxes": Case(256, 256, (BOX, SMALL), covered=0.5),
     "small box held whole": Case(400, 300, (SMALL,), covered=1.0, area=(0.05, 0.6)),
-    "large share of the picture": Case(300, 300, covered=0.6),
+    "large share of the image": Case(300, 300, covered=0.6),
     "narrow": Case(600, 90, (BOX,)),
     "tiny": Case(20, 14),
     "hard to hit": Case(120, 160, (SMALL,), covered=1.0, area=(0.05, 0.1), attempts=5),
@@ -53,7 +53,7 @@ def tensorflow() -> dict[str, np.ndarray]:
     for name, case in CASES.items():
         boxes = [[box.top, box.left, box.bottom, box.right] for box in case.boxes]
         jobs[name] = {**case._asdict(), "boxes": boxes, "draws": DRAWS, "seed": len(jobs) + 1}
-    answers = ask_peer("tensorflow", crops=jobs)["crops"]
+    answers = query_peer("tensorflow", crops=jobs)["crops"]
     return {name: np.array(crops) for name, crops in answers.items()}
 
 
@@ -87,7 +87,7 @@ def test_every_measure_has_tensorflows_distribution(name: str, tensorflow: dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_whole_picture_is_as_frequent_and_extremes_agree(name: str, tensorflow: dict[str, np.ndarray]):
+def test_the_whole_image_is_as_frequent_and_extremes_agree(name: str, tensorflow: dict[str, np.ndarray]):
     case, crops, other = CASES[name], draw(CASES[name]), tensorflow[name]
     whole = np.array([0, 0, case.width, case.height])
     ours, tensorflows = ((these == whole).all(axis=1).mean() for these in (crops, other))
@@ -98,7 +98,7 @@ def test_the_whole_picture_is_as_frequent_and_extremes_agree(name: str, tensorfl
     assert abs(area.max() - others_area.max()) <= spread
 
 
-def test_tiny_pictures_have_the_same_few_crops(tensorflow: dict[str, np.ndarray]):
+def test_tiny_images_have_the_same_few_crops(tensorflow: dict[str, np.ndarray]):
     """Rounding shows where there are few pixels: each size of crop is as frequent as TensorFlow's."""
     ours, other = (Counter(map(tuple, crops[:, 2:].tolist())) for crops in (draw(CASES["tiny"]), tensorflow["tiny"]))
     often = [size for size, count in (ours + other).items() if count > 40]
@@ -108,7 +108,7 @@ def test_tiny_pictures_have_the_same_few_crops(tensorflow: dict[str, np.ndarray]
 
 DALI_DRAWS = 5_000
 SIDE = 20_000
-"""Of a picture so large that whole pixels tell shares."""
+"""Of an image so large that whole pixels tell shares."""
 # One attempt, as the original had. With more, today's DALI goes on after a crop that is good and may lose it again to a
 # later one without a box; the DALI of the original's time took the first good one, and so do we.
 ATTEMPTS = 1
@@ -135,7 +135,7 @@ def dali() -> dict[str, np.ndarray]:
         })
         for name, boxes in BOXES.items()
     }  # fmt: skip
-    return {name: np.array(crops) for name, crops in ask_peer("dali", **jobs).items()}
+    return {name: np.array(crops) for name, crops in query_peer("dali", **jobs).items()}
 
 
 @pytest.mark.parametrize("name", BOXES)
@@ -155,7 +155,7 @@ def test_crops_have_dalis_distribution(name: str, dali: dict[str, np.ndarray]):
 
 def test_colours_are_dalis():
     pixels = busy(64, 48)
-    made = ask_peer("dali", one=("colours", {"pixels": pixels.tolist(), "colours": COLOURS}))["one"]
+    made = query_peer("dali", one=("colours", {"pixels": pixels.tolist(), "colours": COLOURS}))["one"]
     for colours, expected in zip(COLOURS, np.array(made), strict=True):
         ours = pixels.copy()
         change_colours(ours, colours)

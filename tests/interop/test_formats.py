@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.builders.raw_data_sets import SCENES, draw_scenes, pack_image, read_all
-from support.processes.peers import ask_peer, digest, find_peer
+from support.processes.peers import digest, find_peer, query_peer
 from trainstone.data.sample import Sample
 from trainstone.formats import recordio
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord
@@ -53,7 +53,7 @@ def test_our_examples_are_tensorflows_byte_for_byte():
         }
         for example in EXAMPLES
     ]
-    theirs = ask_peer("tensorflow", encode=jobs)["encode"]
+    theirs = query_peer("tensorflow", encode=jobs)["encode"]
     assert [encode_example(example).hex() for example in EXAMPLES[1:]] == theirs[1:]
     # Without any feature TensorFlow leaves out the empty table of features.
     assert (encode_example({}), theirs[0]) == (b"\x0a\x00", "")
@@ -64,7 +64,7 @@ def test_our_records_and_index_are_mxnets_byte_for_byte(tmp_path: Path):
         {"key": image.id, "labels": image.labels, "vector": image.vector, "image": image.image.hex()}
         for image in IMAGES
     ]
-    ask_peer("mxnet", write={str(tmp_path / "theirs.rec"): jobs})
+    query_peer("mxnet", write={str(tmp_path / "theirs.rec"): jobs})
     ours = b"".join(pack_image(image) for image in IMAGES)
     assert (tmp_path / "theirs.rec").read_bytes() == ours
     index = "".join(recordio.index_line(*entry) for entry in recordio.rebuild_index(tmp_path / "theirs.rec"))
@@ -121,7 +121,7 @@ def test_webdataset_reads_our_tars(tars, make):
     jobs = {
         f"{kind} {s}": [*map(str, list_tars(path, s))] for kind, path in (("a", tars), ("b", boxed)) for s in SPLITS
     }
-    found = ask_peer("webdataset", **jobs)
+    found = query_peer("webdataset", **jobs)
     for split in SPLITS:
         parts = [{extension: sample[extension] for extension in ("jpg", "cls")} for sample in found[f"a {split}"]]
         assert parts == expect(read_all(tars)[split])

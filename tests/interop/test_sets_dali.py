@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.builders.raw_data_sets import SCENES, draw_scenes, label_by_folder, read_all
-from support.processes.peers import ask_peer, digest, find_peer
+from support.processes.peers import digest, find_peer, query_peer
 from trainstone.data.sample import Sample
 
 Make = Callable[..., Path]
@@ -45,7 +45,7 @@ def sets(make: Make, imagenet: Path, oddities: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def folders(make: Make, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pictures with COCO's annotations: as `data make` writes them, and as `data coco` prepares them."""
+    """Images with COCO's annotations: as `data make` writes them, and as `data coco` prepares them."""
     raw = tmp_path_factory.mktemp("coco")
     (raw / "annotations").mkdir()
     for split in SPLITS:
@@ -55,7 +55,7 @@ def folders(make: Make, scenes: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def list_coco(folders: dict[str, Path]) -> dict[str, tuple[Path, Path]]:
-    """What to call it, annotations and pictures."""
+    """What to call it, annotations and images."""
     made, prepared = folders["made"], folders["prepared"]
     return {
         **{f"made {s}": (made / f"annotations/instances_{s}.json", made / s) for s in SPLITS},
@@ -84,10 +84,10 @@ def dali(sets: dict[str, Path], folders: dict[str, Path], make: Make) -> dict[st
         found = with_index(detect["tfrecord"], f"{split}.*.tfrecord")
         jobs[f"detect tfrecord {split}"] = say("tfrecord", *found, drawn, features=DETECT)
         jobs[f"detect mxnet {split}"] = say("mxnet", *with_index(detect["recordio"], f"{split}.rec"), drawn)
-    for name, (annotations, pictures) in list_coco(folders).items():
+    for name, (annotations, images) in list_coco(folders).items():
         count = len(draw_scenes(name.split()[-1]))
-        jobs[name] = ("coco", {"path": str(pictures), "annotations": str(annotations), "count": count})
-    return ask_peer("dali", **jobs)
+        jobs[name] = ("coco", {"path": str(images), "annotations": str(annotations), "count": count})
+    return query_peer("dali", **jobs)
 
 
 def say(reader: str, paths: Sequence[Path], indexes: Sequence[Path], count: int, **more: Any) -> tuple[str, Any]:
@@ -101,7 +101,7 @@ def with_index(folder: Path, pattern: str) -> tuple[list[Path], list[Path]]:
 
 
 def check_labels(samples: Sequence[Sample], root: Path) -> Sequence[Sample]:
-    """Our reader's samples are the folders' pictures, with the folders' labels."""
+    """Our reader's samples are the folders' images, with the folders' labels."""
     assert {sample.name: sample.label for sample in samples} == label_by_folder(root)
     return samples
 

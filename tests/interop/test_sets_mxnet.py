@@ -11,7 +11,7 @@ import pytest
 
 from support.builders.damage import real_data
 from support.builders.raw_data_sets import CMYK, SCENES, draw_scenes, label_by_folder, read_all
-from support.processes.peers import ask_peer, find_peer, run_peer
+from support.processes.peers import find_peer, query_peer, run_peer
 from trainstone.data.image.decode import decode
 from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.formats.recordio import read_list
@@ -59,7 +59,7 @@ def mxnet(make: Make, shapes: Path, tmp_path_factory: pytest.TempPathFactory) ->
     pixels = tmp_path_factory.mktemp("mxnet") / "pixels.npy"
     train = make("imagenet", "--from", shapes, *FOLDERS) / "train.rec"
     boxed = make("make", "detect", *SCENES, "--format", "recordio")
-    answers = ask_peer(
+    answers = query_peer(
         "mxnet",
         iterate={str(train): {"count": 131, "width": 56, "height": 48, "pixels": str(pixels)}},
         detect={
@@ -86,11 +86,11 @@ def test_our_set_is_im2recs_byte_for_byte(both):
     for split in SPLITS:
         listed = {line.path: line.labels for line in read_list(theirs / f"{split}.lst")}
         assert listed == {name: (label,) for name, label in label_by_folder(root / split).items()}
-        assert (theirs / f"{split}.rec").stat().st_size > sum(path.stat().st_size for path in pictures(root / split))
+        assert (theirs / f"{split}.rec").stat().st_size > sum(path.stat().st_size for path in images(root / split))
     assert_same_files(ours, theirs)
 
 
-def pictures(folder: Path) -> list[Path]:
+def images(folder: Path) -> list[Path]:
     return [folder / name for name in label_by_folder(folder)]
 
 
@@ -103,7 +103,7 @@ def test_im2recs_set_is_sound_and_becomes_folders_again(both, tmp_path, trainsto
     assert done.code == 0, done.err
     for split in SPLITS:
         assert label_by_folder(tmp_path / "back" / split) == label_by_folder(root / split)
-        for path in pictures(root / split):
+        for path in images(root / split):
             assert (tmp_path / "back" / split / path.relative_to(root / split)).read_bytes() == path.read_bytes()
 
 
@@ -111,13 +111,13 @@ def test_our_shards_are_im2recs_chunks(shapes, make, tmp_path, trainstone):
     ours = make("imagenet", "--from", shapes, *FOLDERS, "--shards", "4,10")
     theirs = make_theirs(shapes, tmp_path / "theirs", {"train": 4, "val": 10})
     assert_same_files(ours, theirs)
-    # 35 pictures in 10 files: four in each, three in the last but one, none in the last.
+    # 35 images in 10 files: four in each, three in the last but one, none in the last.
     assert [path.name for path in theirs.glob("*.rec") if path.stat().st_size == 0] == ["val_9.rec"]
     checked = trainstone("data", "verify", str(theirs), "--json")
     assert (checked.code, checked.json()["records"]) == (0, 131 + 35)
 
 
-def test_resized_pictures_are_im2recs(oddities, make, tmp_path):
+def test_resized_images_are_im2recs(oddities, make, tmp_path):
     ours = make("imagenet", "--from", oddities, *FOLDERS, "--resize", "40", "--quality", "90")
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -136,7 +136,7 @@ def test_resized_pictures_are_im2recs(oddities, make, tmp_path):
             assert abs(len(mine.image) - len(other.image)) < 0.05 * len(other.image), mine.name
 
 
-def test_image_record_iter_gives_our_labels_and_pictures_in_order(mxnet):
+def test_image_record_iter_gives_our_labels_and_images_in_order(mxnet):
     (labels,) = mxnet["iterate"].values()
     lines = list(read_list(mxnet["train"].with_suffix(".lst")))
     expected = label_by_folder(mxnet["folder"])

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from support.builders.raw_data_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
-from support.processes.peers import ask_peer, digest, find_peer
+from support.processes.peers import digest, find_peer, query_peer
 from trainstone.data.image.decode import decode
 from trainstone.formats.tfrecord import TFRecordFile, decode_example
 
 Make = Callable[..., Path]
 # Files of train and validation, and the threads of the original that make them, 8 by default: with these numbers of
-# pictures other threads would put some into other files.
+# images other threads would put some into other files.
 DEFAULT = "24,16"
 SHARDS = {DEFAULT: 8, "6,2": 2}
 FOLDERS = {"train": "train", "validation": "val"}
-MENDED = {Path(PNG).name, Path(CMYK).name}
+REPAIRED = {Path(PNG).name, Path(CMYK).name}
 EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -43,7 +43,7 @@ def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         counts = dict(zip(FOLDERS, map(int, shards.split(",")), strict=True))
         job = {"source": str(imagenet), "target": str(root / shards), "shards": counts, "threads": threads}
         jobs.append({**job, "sorted": shards == DEFAULT})
-    ask_peer("tensorflow", build=jobs)
+    query_peer("tensorflow", build=jobs)
     return {shards: root / shards for shards in SHARDS}
 
 
@@ -52,7 +52,7 @@ def tensorflow(make: Make, ours: dict[str, Path], tmp_path_factory: pytest.TempP
     root = tmp_path_factory.mktemp("pixels")
     folder = ours[DEFAULT]
     scenes = make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")
-    answers = ask_peer(
+    answers = query_peer(
         "tensorflow",
         glob=[str(folder / f"{split}-*") for split in FOLDERS],
         train={s: {"paths": list_shards(folder, f"{s}-*"), "pixels": str(root / f"{s}.npz")} for s in FOLDERS},
@@ -71,12 +71,12 @@ def read_messages(path: Path) -> Iterator[bytes]:
 
 
 def describe(path: Path) -> list[tuple[Any, ...]]:
-    """Name, label, text, boxes and picture of each record of a file; pictures that are encoded anew only by size."""
+    """Name, label, text, boxes and image of each record of a file; images that are encoded anew only by size."""
     described = []
     for message in read_messages(path):
         example = {name: feature.values for name, feature in decode_example(message, str(path)).items()}
         (name,), (image,) = example["image/filename"], example.pop("image/encoded")
-        shown = decode(image).shape if name.decode() in MENDED else digest(image)
+        shown = decode(image).shape if name.decode() in REPAIRED else digest(image)
         described.append((name, shown, sorted(example.items())))
     return described
 
@@ -91,17 +91,17 @@ def test_our_set_is_build_imagenet_datas(ours, theirs, shards):
 
 
 def test_our_records_are_tensorflows_byte_for_byte(ours, theirs):
-    mended = 0
+    repaired = 0
     for path in theirs[DEFAULT].iterdir():
         for mine, other in zip(read_messages(ours[DEFAULT] / path.name), read_messages(path), strict=True):
-            if any(name.encode() in other for name in MENDED):
-                mended += 1
+            if any(name.encode() in other for name in REPAIRED):
+                repaired += 1
             else:
                 assert mine == other
-    assert mended == 2
+    assert repaired == 2
 
 
-def test_mended_pictures_look_like_the_originals(ours, theirs):
+def test_mended_images_look_like_the_originals(ours, theirs):
     mine, other = (
         {sample.name: sample.image for sample in read_all(found[DEFAULT])["train"]} for found in (ours, theirs)
     )
@@ -114,8 +114,8 @@ def test_mended_pictures_look_like_the_originals(ours, theirs):
 def test_tensorflows_set_is_sound_and_becomes_ours(ours, theirs, make, shards, trainstone):
     checked = trainstone("data", "verify", str(theirs[shards]), "--json")
     assert (checked.code, checked.json()["records"]) == (0, 207 + 53), checked.out
-    told = trainstone("data", "info", str(theirs[shards]), "--json").json()
-    assert [entry["name"] for entry in told["classes"]] == list(SYNSETS)
+    message = trainstone("data", "info", str(theirs[shards]), "--json").json()
+    assert [entry["name"] for entry in message["classes"]] == list(SYNSETS)
     again = make("convert", theirs[shards], "--format", "tfrecord", "--shards", shards)
     for path in theirs[shards].iterdir():
         assert describe(again / path.name) == describe(ours[shards] / path.name)
@@ -138,7 +138,7 @@ def test_tensorflow_trains_from_our_set(ours, tensorflow, imagenet, split):
     for record, sample, pixels in zip(found, stored, tensorflow["pixels"][split], strict=True):
         base = Path(sample.name).name
         original = (imagenet / FOLDERS[split] / sample.name).read_bytes()
-        image = sample.image if base in MENDED else original
+        image = sample.image if base in REPAIRED else original
         edges = [record[f"image/object/bbox/{edge}"] for edge in EDGES]
         assert record["image/filename"] == base
         assert record["image/encoded"] == digest(image)

@@ -19,10 +19,10 @@ def hidden(text: str) -> list[str]:
 @settings(deadline=None)
 @given(ANY_TEXT)
 def test_nothing_hidden_comes_out(text: str):
-    told = printable(text)
-    assert not hidden(told)
-    assert printable(told) == told
-    assert told.encode("utf-8").decode("utf-8") == told
+    message = printable(text)
+    assert not hidden(message)
+    assert printable(message) == message
+    assert message.encode("utf-8").decode("utf-8") == message
     assert set(hidden(printable_lines(text))) <= {"\n"}
 
 
@@ -35,7 +35,7 @@ def test_every_character_of_the_first_plane_and_some_of_the_others():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("größer, 日本語, हिन्दी, עברית, 🚀, e\u0301, a\u00a0b", "größer, 日本語, हिन्दी, עברית, 🚀, e\u0301, a\u00a0b"),
         ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
@@ -44,8 +44,8 @@ def test_every_character_of_the_first_plane_and_some_of_the_others():
         (r"C:\new <script>'[red]", r"C:\new <script>'[red]"),
     ],
 )
-def test_examples(text: str, told: str):
-    assert printable(text) == told
+def test_examples(text: str, message: str):
+    assert printable(text) == message
 
 
 def test_lines_keep_their_ends():

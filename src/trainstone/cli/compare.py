@@ -92,8 +92,8 @@ def compare(
     if fail_below is not None:
         check_limit(fail_below)
     comparison, lost = results.compare(runs, to, force=force)
-    for told in comparison.left_out:
-        print(f"warning: not compared: {printable(told)}", file=sys.stderr)
+    for message in comparison.left_out:
+        print(f"warning: not compared: {printable(message)}", file=sys.stderr)
     if page is not None:
         from trainstone.report.page import write_comparison_page
 
@@ -110,11 +110,11 @@ def compare(
         print_lines(console, [*written, f"next  {suggest_next(comparison)}"], wrap=False)
     if fail_below is not None:
         failed, doubtful = results.check_gate(comparison, fail_below, lost)
-        for told in doubtful:
+        for message in doubtful:
             passes = "not established, so it passes; measure both sides with --runs 5"
-            print(f"warning: {printable(told)}: {passes}", file=sys.stderr)
-        for told in failed:
-            print(f"gate:    {printable(told)}", file=sys.stderr)
+            print(f"warning: {printable(message)}: {passes}", file=sys.stderr)
+        for message in failed:
+            print(f"gate:    {printable(message)}", file=sys.stderr)
         if failed:
             raise typer.Exit(EXIT_GATE)
 

@@ -37,8 +37,8 @@ FORMATS = {"TFRecord": "tfrecord", "WebDataset": "wds", "class folders": "folder
 
 To = Annotated[Path, typer.Option("--to", help="Folder to make; interrupted work in it goes on.")]
 Format = Annotated[Literal["recordio", "tfrecord", "folder", "wds"], typer.Option("--format", help="How to store it.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many pictures of each split.")]
-Resize = Annotated[int | None, typer.Option("--resize", min=1, help="Shorter side in pixels; pictures are re-encoded.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many images of each split.")]
+Resize = Annotated[int | None, typer.Option("--resize", min=1, help="Shorter side in pixels; images are re-encoded.")]
 Quality = Annotated[int | None, typer.Option("--quality", min=1, max=100, help="Re-encode as JPEG of this quality.")]
 Shards = Annotated[
     str | None,
@@ -83,7 +83,7 @@ def bench(
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Measure how fast pictures come out of a data set, by threads and stages; say how many cores devices need."""
+    """Measure how fast images come out of a data set, by threads and stages; say how many cores devices need."""
     from trainstone.config.load import load_config
 
     start_work(quiet)
@@ -123,7 +123,7 @@ def imagenet(
     quality: Quality = None,
     shards: Shards = None,
     val_labels: Annotated[
-        Path | None, typer.Option("--val-labels", help="Classes of the validation pictures: a synset a line.")
+        Path | None, typer.Option("--val-labels", help="Classes of the validation images: a synset a line.")
     ] = None,
     boxes: Annotated[
         Path | None, typer.Option("--boxes", help="Bounding boxes: folder or archive of XML, or CSV.")
@@ -155,7 +155,7 @@ def convert(
     storage: Format = "recordio",
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle as the format's original tool does.")] = False,
     skip_empty: Annotated[
-        bool, typer.Option("--skip-empty", help="Leave training pictures without any box out, as SSD's original does.")
+        bool, typer.Option("--skip-empty", help="Leave training images without any box out, as SSD's original does.")
     ] = False,
     first_label: Annotated[
         int | None,
@@ -196,13 +196,13 @@ def convert(
 
 @app.command()
 def make(
-    kind: Annotated[Literal["classify", "detect"], typer.Argument(help="Pictures with a class, or with boxes.")],
+    kind: Annotated[Literal["classify", "detect"], typer.Argument(help="Images with a class, or with boxes.")],
     target: Annotated[
         Path | None, typer.Option("--to", help="Folder to make.", show_default="in $TRAINSTONE_CACHE")
     ] = None,
     storage: Format = "folder",
-    count: Annotated[int, typer.Option("--count", min=1, help="Training pictures.")] = 2000,
-    val: Annotated[int, typer.Option("--val", min=0, help="Validation pictures.")] = 500,
+    count: Annotated[int, typer.Option("--count", min=1, help="Training images.")] = 2000,
+    val: Annotated[int, typer.Option("--val", min=0, help="Validation images.")] = 500,
     size: Annotated[
         str | None,
         typer.Option("--size", metavar="N|WxH", help="Width and height in pixels.", show_default="96; detect: 300"),
@@ -213,13 +213,13 @@ def make(
             "--classes", min=2, help="Number of classes; at most 100, detect: 10.", show_default="10; detect: 8"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Other pictures for another seed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Other images for another seed.")] = 0,
     shards: Shards = None,
     workers: Workers = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Generate pictures that a network can learn from: shapes, textures, scenes; as real JPEGs."""
+    """Generate images that a network can learn from: shapes, textures, scenes; as real JPEGs."""
     from trainstone.data.synthetic.generated import GeneratedSource, plan_stored
 
     start_work(quiet)
@@ -263,7 +263,7 @@ def coco(
         for step in prepare_coco(zips, target, count_workers(workers), skip_bad=on_bad == "skip"):
             worked = True
             line.show_work(*step)
-    tell_made(target, as_json=as_json, worked=worked)
+    describe_made(target, as_json=as_json, worked=worked)
 
 
 @app.command()
@@ -286,7 +286,7 @@ def verify(
     findings = checks.VerifyFindings()
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible(""):
         for findings in checks.verify(found, count_workers(workers), manifest, path, rank):
-            line.show_work("checking", findings.records, None, "pictures", findings.bytes)
+            line.show_work("checking", findings.records, None, "images", findings.bytes)
     print_findings(path, found.storage, findings, as_json=as_json)
     if findings.bad or findings.stale:
         raise typer.Exit(EXIT_GATE)
@@ -295,11 +295,11 @@ def verify(
 @app.command()
 def info(
     path: Annotated[Path, typer.Argument(help="A data set: a folder, or a file of records.")],
-    page: Annotated[Path | None, typer.Option("--page", help="Write a page with sample pictures to this file.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Write a page with sample images to this file.")] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Say what a data set is: how many, which classes, which sizes; with pictures on a page."""
+    """Say what a data set is: how many, which classes, which sizes; with images on a page."""
     from trainstone.data.info import summarise
     from trainstone.data.recognise import open_dataset
 
@@ -316,18 +316,18 @@ def info(
     if as_json:
         print_json(summary.model_dump(mode="json", exclude={"samples"}))
         return
-    tell_dataset(summary, page)
+    describe_dataset(summary, page)
 
 
 def start_work(quiet: int) -> None:
-    """Warnings to stderr; memory of pictures that were written is kept for the next ones."""
+    """Warnings to stderr; memory of images that were written is kept for the next ones."""
     keep_small_memory()
     options.prepare_process(quiet=quiet)
 
 
-def count_workers(asked: int | None) -> int:
+def count_workers(requested: int | None) -> int:
     """Return how many threads to use: as asked, else one for each core we may use."""
-    return asked or len(read_affinity()) or os.cpu_count() or 1
+    return requested or len(read_affinity()) or os.cpu_count() or 1
 
 
 def parse_shards(text: str | None, storage: str) -> dict[str, int]:
@@ -365,10 +365,10 @@ def run_plan(plan: "DataSetPlan", target: Path, workers: int | None, *, as_json:
         for progress in prepare(plan, target, rank, count_workers(workers)):
             worked = True
             line.show_work(*progress)
-    tell_made(target, as_json=as_json, worked=worked)
+    describe_made(target, as_json=as_json, worked=worked)
 
 
-def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
+def describe_made(target: Path, *, as_json: bool, worked: bool) -> None:
     """Print what lies in the target now; of many ranks only the first does."""
     from trainstone.data.manifest import read_manifest
 
@@ -393,7 +393,7 @@ def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
     if not worked:
         print("          it was whole already; nothing was written")
     for why, count in repaired.items():
-        print(f"repaired  {format_count(count, 'picture')}: {printable(why)}")
+        print(f"repaired  {format_count(count, 'image')}: {printable(why)}")
     for name, why in skipped[:SHOWN_BAD]:
         print(f"dropped   {printable(name)}: {printable(why)}")
     if len(skipped) > SHOWN_BAD:
@@ -408,11 +408,11 @@ def print_findings(path: Path, storage: str, findings: "VerifyFindings", *, as_j
             {"file": one.file, "record": one.record, "byte": one.span.offset, "name": one.name, "why": one.why}
             for one in findings.bad
         ]
-        told = {"path": str(path), "records": findings.records, "bytes": findings.bytes, "bad": bad}
-        print_json({**told, "stale_indexes": stale})
+        message = {"path": str(path), "records": findings.records, "bytes": findings.bytes, "bad": bad}
+        print_json({**message, "stale_indexes": stale})
         return
     for one in findings.bad:
-        print(printable(one.tell()))
+        print(printable(one.describe()))
     for index in stale:
         print(printable(f"{index}: does not fit its records"))
     verdict = f"{len(findings.bad):,} bad" if findings.bad else "all good"
@@ -427,14 +427,14 @@ def print_findings(path: Path, storage: str, findings: "VerifyFindings", *, as_j
         print("no record can be blamed: make the set, or copy its files, again")
 
 
-def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
+def describe_dataset(summary: "DatasetSummary", page: Path | None) -> None:
     from rich.console import Console
 
     from trainstone.cli.render.tables import print_lines, print_rows
 
     console = Console(file=sys.stdout, highlight=False)
     what = "to classify" if summary.kind == "classify" else "to detect objects in"
-    print_lines(console, [f"{summary.name or summary.path}: pictures {what}, {summary.storage}"], "bold")
+    print_lines(console, [f"{summary.name or summary.path}: images {what}, {summary.storage}"], "bold")
     console.print()
     names = [f"{known.name} ({known.text})" if known.text else known.name for known in summary.classes]
     rest = " ..." if len(names) > SHOWN_CLASSES else ""
@@ -444,7 +444,7 @@ def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
     for split in summary.splits:
         print_lines(console, [f"bad: {one.where}: {one.why}" for one in split.bad], "yellow")
     console.print()
-    print_lines(console, [f"page  {page or 'write a page with pictures with --page FILE'}"])
+    print_lines(console, [f"page  {page or 'write a page with images with --page FILE'}"])
 
 
 def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tuple[str, str]]:
@@ -452,29 +452,29 @@ def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator
 
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"
-    yield split.name, f"{format_count(split.records, 'picture')}{shards}{size}"
+    yield split.name, f"{format_count(split.records, 'image')}{shards}{size}"
     counts = split.class_counts
     if counts and sum(counts):
-        noun = "picture" if summary.kind == "classify" else "box"
+        noun = "image" if summary.kind == "classify" else "box"
         sample = "" if split.counted == split.records else f", counted in {split.counted:,} of them"
         least, most = min(counts), max(counts)
         even = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         plural = noun if most == 1 else ("boxes" if noun == "box" else f"{noun}s")
         drawn = draw_histogram(counts, HISTOGRAM_WIDTH, encoding=sys.stdout.encoding) if least < most else ""
         yield "  each class", f"{even} {plural}{sample}  {drawn}".rstrip()
-    if split.boxes is not None and split.boxes.pictures:
-        per = split.boxes.boxes / split.boxes.pictures
-        yield "  boxes", f"{split.boxes.boxes:,}, {per:.1f} a picture"
+    if split.boxes is not None and split.boxes.images:
+        per = split.boxes.boxes / split.boxes.images
+        yield "  boxes", f"{split.boxes.boxes:,}, {per:.1f} an image"
     if (seen := split.looked_at) is not None:
-        kinds = ", ".join(f"{format_share(n / seen.pictures)} {kind}" for kind, n in seen.kinds.items())
+        kinds = ", ".join(f"{format_share(n / seen.images)} {kind}" for kind, n in seen.kinds.items())
         size = f"{seen.width.median:.0f} x {seen.height.median:.0f}"
         if seen.width.minimum == seen.width.maximum and seen.height.minimum == seen.height.maximum:
             size = f"all {size}"
         else:
             wide = f"{seen.width.minimum:.0f} to {seen.width.maximum:.0f} wide"
             size += f" (median; {wide}, {seen.height.minimum:.0f} to {seen.height.maximum:.0f} high)"
-        sample = "" if seen.pictures == split.records else f"; looked at {seen.pictures:,}"
-        yield "  pictures", f"{size}, {kinds}, {format_bytes(seen.bytes.median)} each{sample}"
+        sample = "" if seen.images == split.records else f"; looked at {seen.images:,}"
+        yield "  images", f"{size}, {kinds}, {format_bytes(seen.bytes.median)} each{sample}"
     for number, what in ((split.outside, "labels that no class has"), (split.unlabelled, "without a class")):
         if number:
             yield "", f"{number:,} {what}"

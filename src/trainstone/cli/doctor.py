@@ -67,8 +67,8 @@ def print_checks(out: Path, *, as_json: bool) -> None:
     console = Console(highlight=False)
     for check in examine(facts, out):
         mark = (f"{check.status:<8}", COLOURS[check.status])
-        told = printable(check.told)
-        console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), told), soft_wrap=True)
+        message = printable(check.message)
+        console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), message), soft_wrap=True)
         if check.hint:
             console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
     print("\nMeasure: trainstone bench      Noise floor: trainstone doctor --aa")

@@ -1,4 +1,4 @@
-"""trainstone eval: what saved weights are worth. Quality, single pictures, inference speed, or a file for others."""
+"""trainstone eval: what saved weights are worth. Quality, single images, inference speed, or a file for others."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from trainstone.units import format_bytes
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
-    from trainstone.flows.evaluate.load_weights import Saved
+    from trainstone.flows.evaluate.load_weights import SavedWeights
 
 
 def evaluate(
@@ -30,17 +30,17 @@ def evaluate(
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="Which network weights of other tools are of, and how it sees pictures."),
+        typer.Option("--recipe", help="Which network weights of other tools are of, and how it sees images."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Judge by the pictures of this data set.", show_default="the checkpoint's"),
+        typer.Option("--data", help="Judge by the images of this data set.", show_default="the checkpoint's"),
     ] = None,
     out: options.Out = Path("runs"),
     images: Annotated[
-        list[Path], typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show.")
+        list[Path], typer.Option("--predict", metavar="IMAGE...", help="Say what these images show.")
     ] = [],  # noqa: B006
-    top: Annotated[int, typer.Option("--top", min=1, help="How many guesses for each picture of --predict.")] = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many guesses for each image of --predict.")] = 5,
     bench: Annotated[bool, typer.Option("--bench", help="Measure inference speed (synthetic unless --data).")] = False,
     seconds: Annotated[
         float | None, typer.Option("--seconds", help="Time budget of --bench.", show_default="the recipe's: 60")
@@ -54,7 +54,7 @@ def evaluate(
     verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Judge saved weights by the validation pictures; or predict, measure inference, export."""
+    """Judge saved weights by the validation images; or predict, measure inference, export."""
     mode = choose_mode(predict=bool(images), bench=bench, export=export is not None, seconds=seconds)
     flags = options.collect_flags({"measure.seconds": seconds, "device": device}, data)
     if data is not None or mode == "bench":
@@ -90,7 +90,7 @@ def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | No
         named = " and ".join(f"--{name}" for name in requested)
         raise ConfigError(f"{named} are different things to do", hint="give the command once for each")
     if seconds is not None and not bench:
-        raise ConfigError("--seconds is the time of --bench; to judge takes as long as there are pictures")
+        raise ConfigError("--seconds is the time of --bench; to judge takes as long as there are images")
     return requested[0] if requested else "quality"
 
 
@@ -110,7 +110,7 @@ def refuse_repeated(path: Path) -> None:
 
 def open_requested(
     checkpoint: Path, recipe: str | None, settings: list[str], flags: dict[str, Any], *, quiet: bool
-) -> "tuple[Saved, Config]":
+) -> "tuple[SavedWeights, Config]":
     from trainstone.cli.render.progress import ProgressLine
 
     refuse_repeated(checkpoint)
@@ -125,7 +125,7 @@ def open_requested(
         return saved, config
 
 
-def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: RunOptions) -> None:
+def evaluate_run(config: "Config", saved: "SavedWeights", mode: str, opts: RunOptions) -> None:
     if mode == "bench":
         options.refuse_ranks("eval --bench")
         if config.engine.keep_memory:
@@ -140,7 +140,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: RunOptions) 
     execute("eval", config, flow, opts)
 
 
-def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool) -> None:
+def predict_here(config: "Config", saved: "SavedWeights", images: list[Path], top: int, *, as_json: bool) -> None:
     """Print what images show; one that cannot be read makes the exit code that of bad data."""
     from trainstone.flows.evaluate.predict import predict
 

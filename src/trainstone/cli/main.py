@@ -39,8 +39,8 @@ for verbs in (data, launch, mlperf, weights):
     app.add_typer(verbs)
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(requested: bool) -> None:
+    if requested:
         print(f"trainstone {__version__}")
         raise typer.Exit
 

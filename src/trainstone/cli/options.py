@@ -18,7 +18,7 @@ Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help=
 SystemName = Annotated[str | None, typer.Option("--system", help="Fit the recipe to this system: a name or a file.")]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Train on the pictures of this data set.", show_default="synthetic batches"),
+    typer.Option("--data", help="Train on the images of this data set.", show_default="synthetic batches"),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder that run folders are made in.")]
 Seconds = Annotated[

@@ -54,8 +54,8 @@ def recipes(name: Names = [], original: Original = None, as_json: options.Json =
         for recipe in load_system(system).recipe:
             places.setdefault(recipe, []).append(system)
     if as_json:
-        told = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
-        print_json([one | {"systems": places.get(str(one["name"]), [])} for one in told])
+        message = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
+        print_json([one | {"systems": places.get(str(one["name"]), [])} for one in message])
         return
     width = max(len(config.name) for config in configs)
     for config in configs:
@@ -84,7 +84,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
     console = Console(highlight=False)
     for key, allowed, _, meaning in list_keys():
         value = read_key(config, key)
-        told = "(not set)" if value is None else printable(format_value(value))
-        console.print(Text.assemble((key, "bold"), f" = {told}  ", (allowed, "dim")))
+        message = "(not set)" if value is None else printable(format_value(value))
+        console.print(Text.assemble((key, "bold"), f" = {message}  ", (allowed, "dim")))
         console.print(Padding(Text(meaning), (0, 0, 0, 4)))
     print(f"\nChange one: trainstone bench {printable(shlex.quote(name))} --set train.batch_size=8")

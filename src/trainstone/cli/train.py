@@ -39,7 +39,7 @@ def train(
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Train on the pictures of this data set.", show_default="the recipe's")
+        Path | None, typer.Option("--data", help="Train on the images of this data set.", show_default="the recipe's")
     ] = None,
     out: options.Out = Path("runs"),
     resume: Annotated[
@@ -73,7 +73,7 @@ def train(
     begun = find_begun() if resume is None else None
     if begun:  # what it has settled stays settled
         recipe, resume, system, settings = None, begun, None, [one for one in settings if not one.endswith("auto")]
-    config, changed = load_asked(recipe, resume, settings, system, flags), bool(settings or flags or system)
+    config, changed = load_requested(recipe, resume, settings, system, flags), bool(settings or flags or system)
     repeated = plan_runs(config, resume, runs, strict=strict, changed=changed)
     if dry_run:
         print_plan(config, out, list_commands(repeated, config, resume) if repeated else (), as_json=as_json)
@@ -97,7 +97,7 @@ def run_flow(life: Life, *, repeated: "Repeated | None", strict: bool, resume: b
     return (yield from run_train(life, strict=strict, resume=resume))
 
 
-def load_asked(
+def load_requested(
     recipe: str | None, resume: Path | None, settings: list[str], system: str | None, flags: dict[str, Any]
 ) -> "Config":
     """Resolve the recipe; that of the run which is resumed, with what is to be changed from there on."""

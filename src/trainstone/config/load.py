@@ -151,8 +151,8 @@ def format_value(value: Any) -> str:
 
 def hash_config(config: Config) -> str:
     """SHA-256 of what is executed, without names, seed, device, time budget."""
-    asked = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    requested = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
+    return hashlib.sha256(json.dumps(requested, sort_keys=True).encode()).hexdigest()
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

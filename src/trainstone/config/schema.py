@@ -82,12 +82,12 @@ class ModelConfig(ConfigSection):
     pool_padding: Literal["symmetric", "same"] = "symmetric"
     """Padding of the first max-pool: 1 on each side, or TensorFlow's SAME."""
     stem: Literal["imagenet", "small"] = "imagenet"
-    """How it begins. imagenet: 7x7 with stride 2, max-pool. small: 3x3 with stride 2, for pictures of 32 to 64."""
+    """How it begins. imagenet: 7x7 with stride 2, max-pool. small: 3x3 with stride 2, for images of 32 to 64."""
     # 8 channels crash oneDNN in the backward pass of a strided 1x1 convolution, channels-last (torch 2.13).
     width: Annotated[int, Field(ge=16, le=1024, multiple_of=8)] = 64
     """Channels of the first stage; each later one has twice as many."""
     norm: Literal["batch", "group"] = "batch"
-    """batch: over a rank's batch, or over parallel.bn_ranks. group: within each picture (at most 32 groups)."""
+    """batch: over a rank's batch, or over parallel.bn_ranks. group: within each image (at most 32 groups)."""
 
     @model_validator(mode="after")
     def check_ssd(self) -> "ModelConfig":
@@ -103,7 +103,7 @@ class DataConfig(ConfigSection):
 
     source: Literal["synthetic", "files", "generated"] = "synthetic"
     """synthetic: uint8 images from a seeded generator, made before the clock starts, fed from host memory.
-    files: real pictures, the data set at data.root. generated: drawn pictures, stored once under $TRAINSTONE_CACHE."""
+    files: real images, the data set at data.root. generated: drawn images, stored once under $TRAINSTONE_CACHE."""
     root: Annotated[str, Field(min_length=1)] | None = None
     """A data set: class folders, COCO, RecordIO, TFRecord, WebDataset. `--data DIR` sets this and data.source."""
     image_size: Annotated[int, Field(ge=32, le=4096)] = 224
@@ -111,14 +111,14 @@ class DataConfig(ConfigSection):
     num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
     """Different batches, used in turn."""
     generated_train: Annotated[int, Field(ge=1, le=10**7)] = 4000
-    """Generated: pictures to train on."""
+    """Generated: images to train on."""
     generated_val: Annotated[int, Field(ge=1, le=10**7)] = 1000
-    """Generated: pictures to validate with."""
+    """Generated: images to validate with."""
     generated_clutter: bool = True
-    """Generated: other things around and over the object; without, it is large and alone. Boxes: without, a picture has
+    """Generated: other things around and over the object; without, it is large and alone. Boxes: without, an image has
     one to four things instead of up to eight, and none is small."""
     skip_empty: bool = False
-    """Boxes: train on the pictures that have one alone. Records that were written with --skip-empty have no others."""
+    """Boxes: train on the images that have one alone. Records that were written with --skip-empty have no others."""
 
     @model_validator(mode="before")
     @classmethod
@@ -136,28 +136,28 @@ class DataConfig(ConfigSection):
 
 
 class AugmentConfig(ConfigSection):
-    """What is done to a picture before it is trained on, or validated with."""
+    """What is done to an image before it is trained on, or validated with."""
 
     crop: Literal["area", "boxes", "overlap", "centre", "whole"] = "area"
     """Training. area: random area and aspect (torchvision, DALI, MXNet). boxes: so that part of an object is in it, by
     TensorFlow's rule. overlap: SSD's, so that every box overlaps the crop by a drawn share (sides, overlaps). centre:
     as in validation. whole: all of it, aspect not kept."""
     area: ShareRange = (0.08, 1.0)
-    """Share of the picture's area that a random crop covers."""
+    """Share of the image's area that a random crop covers."""
     aspect: Range = (3 / 4, 4 / 3)
-    """Width / height of a random crop, in pixels; crop overlap: in shares of the picture's sides."""
+    """Width / height of a random crop, in pixels; crop overlap: in shares of the image's sides."""
     sides: ShareRange = (0.3, 1.0)
-    """Crop overlap: share of the picture's width, and of its height, that a crop covers."""
+    """Crop overlap: share of the image's width, and of its height, that a crop covers."""
     overlaps: Shares = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
     """Crop overlap: what the intersection over union of crop and every box must be at least; one of these is drawn, or
-    that the picture stays whole."""
+    that the image stays whole."""
     aspect_law: Literal["log", "uniform"] = "log"
     """How crop area draws the aspect: its logarithm evenly (torchvision), or itself. Crop boxes: always itself."""
     attempts: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Crops tried until one lies inside the picture (and, with boxes, holds enough of an object). Crop overlap: tried
+    """Crops tried until one lies inside the image (and, with boxes, holds enough of an object). Crop overlap: tried
     before another overlap is drawn."""
     min_object_covered: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Crop boxes: share of an object's box that must be inside; the whole picture is the object where no box is."""
+    """Crop boxes: share of an object's box that must be inside; the whole image is the object where no box is."""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Probability of mirroring left and right."""
     resize: Literal["bilinear", "antialias"] = "bilinear"
@@ -184,14 +184,14 @@ class AugmentConfig(ConfigSection):
 
 
 class LoaderConfig(ConfigSection):
-    """How pictures come from files into batches: may change speed, not which pictures (decode and shrink: a little)."""
+    """How images come from files into batches: may change speed, not which images (decode and shrink: a little)."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Threads that decode. auto: the physical cores this process may use."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 3
     """Batches made ahead; bounds the memory."""
     cache: Literal["off", "files", "pixels"] = "off"
-    """Keep in memory, up to loader.cache_bytes: pictures as they are stored, or decoded."""
+    """Keep in memory, up to loader.cache_bytes: images as they are stored, or decoded."""
     cache_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Limit of the cache; what comes later is read each time."""
     decode: Literal["fast", "exact"] = "fast"
@@ -199,10 +199,10 @@ class LoaderConfig(ConfigSection):
     shrink: bool = True
     """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it."""
     on_bad: Literal["error", "skip"] = "error"
-    """A picture that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
+    """An image that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
     last: Literal["carry", "drop", "fill", "fill_even"] = "carry"
-    """Pictures that do not fill an epoch's last batch. carry: the next epoch fills it up. drop: they are left out.
-    fill: pictures of the epoch's beginning fill it up (an epoch's steps are rounded up). fill_even: likewise, but what
+    """Images that do not fill an epoch's last batch. carry: the next epoch fills it up. drop: they are left out.
+    fill: images of the epoch's beginning fill it up (an epoch's steps are rounded up). fill_even: likewise, but what
     does not divide among the ranks is left out."""
 
 
@@ -217,11 +217,11 @@ class DetectConfig(ConfigSection):
     min_score: Share = 0.0
     """Found boxes with at most this score are left out."""
     before_nms: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Boxes of a picture, all classes together, that enter the search for duplicates: those with the best scores."""
+    """Boxes of an image, all classes together, that enter the search for duplicates: those with the best scores."""
     nms_overlap: Share = 0.5
     """Of two boxes of a class that overlap by more, the one with the lower score is a duplicate."""
     max_found: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """Boxes of a picture that are given out at most."""
+    """Boxes of an image that are given out at most."""
     inclusive_edges: bool = False
     """Count a box from 10 to 20 as 11 pixels wide in evaluation, as the original SSD did. COCO: 10."""
 
@@ -247,7 +247,7 @@ class TrainConfig(ConfigSection):
     smoothing_over: Literal["all", "others"] = "all"
     """Who gets it. all: every class a/K, the true one too (torch, TensorFlow). others: every other a/(K-1) (MXNet)."""
     mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Mix each picture with another of its batch by a share drawn from Beta(mixup, mixup). 0: off."""
+    """Mix each image with another of its batch by a share drawn from Beta(mixup, mixup). 0: off."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Keep an average of the weights that moves by 1 - ema a step (faster in the first steps); evaluation and
     exported weights are the average's. 0: off."""
@@ -292,8 +292,8 @@ class ScheduleConfig(ConfigSection):
     """How often the rate changes: at every step, or when an epoch begins."""
     warm_up_epochs: Annotated[float, Field(ge=0)] = 0.0
     """Rise evenly to the full rate over so many epochs."""
-    warm_up_by: Literal["steps", "pictures"] = "steps"
-    """What an epoch of warm-up is where loader.last makes epochs of whole steps: those steps, or its pictures."""
+    warm_up_by: Literal["steps", "images"] = "steps"
+    """What an epoch of warm-up is where loader.last makes epochs of whole steps: those steps, or its images."""
     warm_up_from: Annotated[float, Field(ge=0, le=1)] | Literal["rank"] = 0.0
     """Share of the full rate that the warm-up begins with; rank: 1 / number of ranks."""
     first_step: Literal[0, 1] = 0
@@ -311,15 +311,15 @@ class ScheduleConfig(ConfigSection):
     """Steps: by how much."""
     decay_late: bool = False
     """Steps: the step at a border still has the rate before it, as in TensorFlow's piecewise_constant."""
-    pictures: Annotated[int, Field(ge=1)] | None = None
-    """Pictures of an epoch, for the rate alone. Absent: what an epoch really has."""
+    images: Annotated[int, Field(ge=1)] | None = None
+    """Images of an epoch, for the rate alone. Absent: what an epoch really has."""
 
 
 class EvalConfig(ConfigSection):
-    """When and how the validation pictures are judged."""
+    """When and how the validation images are judged."""
 
     metric: Literal["top1", "top5", "map", "map50"] = "top1"
-    """What counts. top1, top5: share of pictures whose class is the first, or among the first five, of the network's
+    """What counts. top1, top5: share of images whose class is the first, or among the first five, of the network's
     guesses. map: COCO's mean average precision, at overlaps of 0.5 to 0.95; map50: at 0.5."""
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the metric is at least this."""
@@ -337,7 +337,7 @@ class EvalConfig(ConfigSection):
     """After the last epoch, too, where the rhythm does not fall on it. A run that ends earlier, or would never be
     judged, is judged at its end all the same."""
     drop_rest: bool = False
-    """Leave out the pictures that do not fill a last batch of eval.batch_size."""
+    """Leave out the images that do not fill a last batch of eval.batch_size."""
 
     @model_validator(mode="after")
     def check_offset(self) -> "EvalConfig":
@@ -387,7 +387,7 @@ class ParallelConfig(ConfigSection):
     """Batch norm over the batches of so many neighbouring ranks."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """How long a rank waits for the others once they have met."""
-    meeting_seconds: Annotated[float, Field(gt=0)] = 45.0
+    rendezvous_seconds: Annotated[float, Field(gt=0)] = 45.0
     """How long ranks wait at the start until all are there."""
     interface: Annotated[str, Field(min_length=1)] | None = None
     """Network interface of the traffic between hosts. Absent: the one that leads to the first rank's host."""
@@ -435,7 +435,7 @@ class MeasureConfig(ConfigSection):
     iterations: Annotated[int, Field(ge=1)] | None = None
     """Run exactly so many steps instead, whatever the time and the interval."""
     max_epochs: Annotated[int, Field(ge=1)] | None = None
-    """Real pictures: stop after so many epochs of them at the latest. Absent: they come again and again."""
+    """Real images: stop after so many epochs of them at the latest. Absent: they come again and again."""
     telemetry_seconds: Annotated[float, Field(ge=0.05)] = 0.5
     """Time between two telemetry samples."""
     profiler_range: StepRange | None = None
@@ -510,7 +510,7 @@ class Config(ConfigSection):
     summary: str
     """One line for `trainstone recipes`."""
     workload: Literal["classify", "detect"] = "classify"
-    """What is trained: to name what a picture shows, or to find the things in it."""
+    """What is trained: to name what an image shows, or to find the things in it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of weights, data and order."""
     device: str = "auto"

@@ -82,13 +82,13 @@ def look_over(source: Source, number: int, bad: dict[int, str]) -> tuple[results
         return None, boxes
     sizes = Counter((entry.width, entry.height) for entry in looks)
     found = results.LookedAt(
-        pictures=len(looks),
+        images=len(looks),
         width=measure([entry.width for entry in looks]),
         height=measure([entry.height for entry in looks]),
         bytes=measure(lengths),
         kinds=dict(Counter(entry.kind for entry in looks).most_common()),
         colours=dict(Counter(entry.colour for entry in looks).most_common()),
-        sizes=[results.SizeCount(width=w, height=h, pictures=count) for (w, h), count in sizes.most_common()],
+        sizes=[results.SizeCount(width=w, height=h, images=count) for (w, h), count in sizes.most_common()],
     )
     return found, boxes
 
@@ -107,8 +107,8 @@ def describe_split(
     number, classes, counts = len(found.classes), labels.classes, labels.per_record[labels.per_record >= 0]
     boxes = size = None
     if found.kind == "detect":
-        per_picture = dict(sorted(Counter(counts.tolist()).items()))
-        boxes = results.BoxCounts(boxes=len(classes), pictures=len(counts), per_picture=per_picture)
+        per_image = dict(sorted(Counter(counts.tolist()).items()))
+        boxes = results.BoxCounts(boxes=len(classes), images=len(counts), per_image=per_image)
     if paths is not None:
         with contextlib.suppress(OSError):  # one of them cannot be asked
             size = sum(path.stat().st_size for path in paths)
@@ -129,7 +129,7 @@ def describe_split(
     )
 
 
-def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, str]) -> results.SamplePicture | None:
+def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, str]) -> results.DatasetSample | None:
     """Make an image small, with its boxes; None, and a note, where it is bad."""
     try:
         sample = split.source.read(index)
@@ -143,7 +143,7 @@ def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, 
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
     boxes = [box for box in sample.boxes if math.isfinite(box.left + box.top + box.right + box.bottom)]
-    return results.SamplePicture(
+    return results.DatasetSample(
         split=printable(split.name),
         name=printable(sample.name),
         label=printable(describe_label(sample, classes)),

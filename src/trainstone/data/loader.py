@@ -1,4 +1,4 @@
-"""Batches of real pictures as tensors: the one file of data/ that knows torch.
+"""Batches of real images as tensors: the one file of data/ that knows torch.
 
 Same seed, same batches, whatever the threads; any step can be the first. Training never ends, validation does.
 """
@@ -15,19 +15,19 @@ from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.image.decode import Pixels
-from trainstone.data.pipeline.feed import NOTHING, BadImage, Feed, Holds, Worker, pack
+from trainstone.data.pipeline.feed import NOTHING, BadImage, Holds, InputPipeline, Worker, pack
 from trainstone.data.pipeline.order import EvalOrder, SampleIndex, TrainOrder
 from trainstone.data.pipeline.ring import Ring
 from trainstone.data.sample import Source
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.ranks import ALONE, Rank
+from trainstone.machine.ranks import SINGLE_RANK, Rank
 from trainstone.text import printable
 
 log = logging.getLogger(__name__)
 
 KEEP = 2
 """A batch stays valid until so many more were asked for: the copy to a device may lag behind."""
-TOLD_BAD = 100
+MAX_LOGGED_BAD = 100
 
 
 class BatchMemory:
@@ -41,7 +41,7 @@ class BatchMemory:
         self.holds, self.pinned = holds, pinned
 
     def take(self, filled: int) -> tuple[Tensor, ...]:
-        """Return the batch; rows that no picture fills are zero and show nothing."""
+        """Return the batch; rows that no image fills are zero and show nothing."""
         if filled < len(self.images):
             self.shown[filled:] = [NOTHING] * (len(self.images) - filled)
             self.images[filled:] = 0
@@ -53,10 +53,10 @@ STAGES = ("read", "decode", "crop-resize", "batch")
 
 
 class Stages(NamedTuple):
-    """What the threads did: seconds by stage, pictures made, bytes read."""
+    """What the threads did: seconds by stage, images made, bytes read."""
 
     seconds: dict[str, float]
-    pictures: int
+    images: int
     read_bytes: int
 
 
@@ -66,7 +66,7 @@ class LoaderOptions:
 
     batch_size: int
     train: bool = True
-    rank: Rank = ALONE
+    rank: Rank = SINGLE_RANK
     num_classes: int | None = None
     """Labels must be below it; None: they are not checked."""
     pinned: bool = False
@@ -87,7 +87,7 @@ class Loader:
     truth: also crowds, bool (batch, most), areas, float32 (batch, most), and facts, int64 (batch, 3): number in the
     source, width, height.
 
-    Rows of a short batch and damaged pictures of a validation set have pixels of zero and the label or number IGNORED.
+    Rows of a short batch and damaged images of a validation set have pixels of zero and the label or number IGNORED.
     """
 
     def __init__(self, source: Source, config: Config, options: LoaderOptions) -> None:
@@ -100,7 +100,7 @@ class Loader:
         else:
             order = EvalOrder(len(source) // parts * parts, batch_size, rank)
         self.order = order
-        self.feed = Feed(
+        self.feed = InputPipeline(
             source,
             config,
             train=options.train,
@@ -112,8 +112,8 @@ class Loader:
         self.step = options.first_step
         """The step that comes next: what to go on from."""
         self.skipped = 0
-        """How often a damaged picture was left out; bad_pictures says which."""
-        self.bad_pictures: set[str] = set()
+        """How often a damaged image was left out; bad_images says which."""
+        self.bad_images: set[str] = set()
         slots = [BatchMemory(batch_size, size, options.holds, pinned=options.pinned) for _ in range(self.num_slots)]
         threads = available_cores().threads if loader.threads == "auto" else loader.threads
         self._began = time.perf_counter()
@@ -132,9 +132,9 @@ class Loader:
             raise slot.errors[min(slot.errors)]
         self.skipped += len(slot.bad)
         for one in sorted(slot.bad):
-            if one.where not in self.bad_pictures and len(self.bad_pictures) < TOLD_BAD:
+            if one.where not in self.bad_images and len(self.bad_images) < MAX_LOGGED_BAD:
                 log.warning("left out: %s: %s", printable(one.where), printable(one.why))
-            self.bad_pictures.add(one.where)
+            self.bad_images.add(one.where)
         self.step += 1
         return slot.memory.take(len(slot.places))
 
@@ -166,8 +166,8 @@ class Loader:
         waited = sum(worker.waited_until(now) for worker in workers)
         lived = (now - self._began) * len(workers)
         spent.append(max(0.0, lived - waited - sum(spent)))
-        pictures, read_bytes = sum(worker.pictures for worker in workers), sum(worker.read_bytes for worker in workers)
-        return Stages(dict(zip(STAGES, spent, strict=True)), pictures, read_bytes)
+        images, read_bytes = sum(worker.images for worker in workers), sum(worker.read_bytes for worker in workers)
+        return Stages(dict(zip(STAGES, spent, strict=True)), images, read_bytes)
 
     def _fill(self, memory: BatchMemory, row: int, place: SampleIndex, worker: Worker, bad: list[BadImage]) -> None:
         memory.shown[row] = self.feed.fill(place, memory.pixels[row], worker, bad)

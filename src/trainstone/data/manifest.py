@@ -47,7 +47,7 @@ class FileFacts(ManifestRecord):
 
 
 class ShardFacts(FileFacts):
-    """A shard: its samples, the files beside it, and what was done to single pictures."""
+    """A shard: its samples, the files beside it, and what was done to single images."""
 
     records: Count
     sidecars: tuple[FileFacts, ...] = ()
@@ -143,5 +143,5 @@ def measure(folder: Path, name: str) -> FileFacts:
 
 
 def sum_file(name: str, data: bytes) -> int:
-    """Return a picture file's share of its folder's checksum: their sum does not depend on the order."""
+    """Return an image file's share of its folder's checksum: their sum does not depend on the order."""
     return int(google_crc32c.extend(google_crc32c.value(name.encode(*TEXT)), data))

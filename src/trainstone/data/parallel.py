@@ -30,7 +30,7 @@ class WorkProgress(NamedTuple):
     done: int
     total: int | None
     unit: str
-    """bytes, files or pictures."""
+    """bytes, files or images."""
     written_bytes: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Writes a planned data set: every rank its shards, every core its pictures. Interrupted, it resumes at a shard.
+"""Writes a planned data set: every rank its shards, every core its images. Interrupted, it resumes at a shard.
 
 A shard is written under a temporary name, and is on disk and described by a file of facts before it gets its own: at
 any point, kill -9 included, it is either complete or written again from its first record. Ranks share nothing but the
@@ -43,7 +43,7 @@ from trainstone.formats.files import ByteSpan
 from trainstone.machine.ranks import Rank
 from trainstone.units import format_bytes
 
-SIZES_ASKED = 500
+REQUESTED_SIZES = 500
 """Files of a shard that are asked for their size before anything is written: all would take minutes."""
 DEFAULT_QUALITY = 95
 """im2rec's."""
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleMaker:
-    """Reads, checks, repairs and encodes pictures; sent to threads and processes."""
+    """Reads, checks, repairs and encodes images; sent to threads and processes."""
 
     source: Source
     encoder: Encoder
@@ -84,17 +84,17 @@ class SampleMaker:
             name = where = self.source.where(number)
             if not self.treatment.skip_bad:
                 named = where.split(",", 1)[0] in err.message
-                told = err.message if named else f"{where}: {err.message}"
-                raise DataError(told, hint="drop what is damaged with --on-bad skip, into a new folder") from err
+                message = err.message if named else f"{where}: {err.message}"
+                raise DataError(message, hint="drop what is damaged with --on-bad skip, into a new folder") from err
             with contextlib.suppress(DataError):
                 name = self.source.name(number)
             return Outcome(name, None, err.message)
 
 
 def treat(sample: Sample, treatment: Treatment, num_classes: int) -> tuple[Sample, Look, str | None]:
-    """Return a sample as it is to be stored, what it is, and why its picture was repaired, if it was.
+    """Return a sample as it is to be stored, what it is, and why its image was repaired, if it was.
 
-    Where damaged ones are dropped it must be sound to its last pixel, as `data verify` wants it. A picture that is
+    Where damaged ones are dropped it must be sound to its last pixel, as `data verify` wants it. An image that is
     encoded anew is turned upright, unless boxes lie on it as it is stored.
     """
     numbers = (*sample.values, *(edge for box in sample.boxes for edge in box[1:5]))
@@ -194,9 +194,9 @@ def write_shards(plan: DataSetPlan, target: Path, rank: Rank, workers: int) -> I
                 with ShardWriter(target, shard, encoder, folder=plan.storage == "folder") as writer:
                     for outcomes in map_in_order(maker, split.order[shard.start : shard.end], pool):
                         writer.append([find_twin(outcome, keys, plan.treatment) for outcome in outcomes])
-                        yield WorkProgress(phase, done + writer.places, total, "pictures", written + writer.bytes)
+                        yield WorkProgress(phase, done + writer.places, total, "images", written + writer.bytes)
                     writer.finish()
-                    yield WorkProgress(phase, done + writer.places, total, "pictures", written + writer.bytes)
+                    yield WorkProgress(phase, done + writer.places, total, "images", written + writer.bytes)
                 written += writer.bytes
             done += shard.end - shard.start
 
@@ -208,7 +208,7 @@ def find_twin(outcome: Outcome, keys: set[str], treatment: Treatment) -> Outcome
         if not treatment.skip_bad:
             hint = "drop the second with --on-bad skip, or take recordio or tfrecord, which need no names"
             raise DataError(f"two images are named {key}", hint=hint)
-        return Outcome(outcome.name, None, "another picture has the same name")
+        return Outcome(outcome.name, None, "another image has the same name")
     if key:
         keys.add(key)
     return outcome
@@ -224,9 +224,9 @@ def check_space(plan: DataSetPlan, target: Path, mine: Sequence[Shard]) -> None:
         size_bytes = getattr(split.source, "size_bytes", None)
         if size_bytes is None or find_done(target, shard) is not None:
             continue
-        places = range(shard.start, shard.end, max(1, (shard.end - shard.start) // SIZES_ASKED))
-        asked = [size_bytes(split.order[place]) for place in places]
-        needed += sum(asked) * (shard.end - shard.start) // max(1, len(asked))
+        places = range(shard.start, shard.end, max(1, (shard.end - shard.start) // REQUESTED_SIZES))
+        requested = [size_bytes(split.order[place]) for place in places]
+        needed += sum(requested) * (shard.end - shard.start) // max(1, len(requested))
     free = shutil.disk_usage(target).free
     if needed > free:
         message = f"{target} has {format_bytes(free)} free; the images alone need {format_bytes(needed)}"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainstone.data.manifest import WORK, Manifest, check_files, read_manifest
-from trainstone.data.sample import ClassName, DataSet, PictureSource, Sample, Selection, Source, Split, clip_box
+from trainstone.data.sample import ClassName, DataSet, ImageSource, Sample, Selection, Source, Split, clip_box
 from trainstone.data.sources.class_folders import find_class_folders, find_tiny_imagenet, open_class_folders
 from trainstone.data.sources.coco import CocoSource, find_coco, open_splits
-from trainstone.data.sources.listing import is_picture
+from trainstone.data.sources.listing import is_image_file
 from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.records import DamagedRecords, Glance, RecordSource, ShardReader
 from trainstone.data.storage.tfrecord import TFRecordShard
@@ -35,7 +35,7 @@ NUMBER = re.compile(r"[-_.]?(\d+[-_]of[-_]\d+|\d+)$")
 SHARD = re.compile(r"-\d+-of-\d+$")
 SUFFIXES = (".rec", ".tar", ".tfrecord", ".tfrecords")
 MAX_CLASSES = 1_000_000
-JUDGED_RECORDS = 100
+VERIFIED_RECORDS = 100
 LOOKED_AT_FILES = 50
 GZIP_HINT = "it is compressed, and records in it cannot be reached: decompress it first (gunzip)"
 MAX_LABELS_BYTES = 64 << 20
@@ -73,9 +73,9 @@ def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> 
 
 
 def open_file(path: Path, source: type[RecordSource], *, classes: bool) -> DataSet:
-    """Open a picture, or a file of records; a manifest beside it may describe it."""
-    if is_picture(path.name):
-        return DataSet("classify", "a picture", (), [Split(path.name, PictureSource([path]))])
+    """Open an image, or a file of records; a manifest beside it may describe it."""
+    if is_image_file(path.name):
+        return DataSet("classify", "an image", (), [Split(path.name, ImageSource([path]))])
     manifest = read_manifest(path.parent)
     if manifest is not None and manifest.storage != "folder":
         for split in manifest.splits:
@@ -148,15 +148,15 @@ def make_set(storage: str, splits: dict[str, list[Path]], source: type[RecordSou
     if not classes:
         return DataSet("classify", SHOWN[storage], (), parts)
     # Those of detection have a place for boxes instead of a class.
-    kind = "detect" if ask_first(sources, lambda one, index: one.glance(index).is_detection) else "classify"
-    first = ask_first(sources, read_first_label) if storage == "tfrecord" else None
+    kind = "detect" if first_answer(sources, lambda one, index: one.glance(index).is_detection) else "classify"
+    first = first_answer(sources, read_first_label) if storage == "tfrecord" else None
     return DataSet(kind, SHOWN[storage], name_classes(sources), parts, first_label=first)
 
 
-def ask_first(sources: Sequence[RecordSource], ask: Callable[[RecordSource, int], Answer]) -> Answer | None:
+def first_answer(sources: Sequence[RecordSource], ask: Callable[[RecordSource, int], Answer]) -> Answer | None:
     """Return what the first record tells that can be read; damaged ones are told when they are read in earnest."""
     for source in sources:
-        for index in range(min(len(source), JUDGED_RECORDS)):
+        for index in range(min(len(source), VERIFIED_RECORDS)):
             with contextlib.suppress(DataError):
                 return ask(source, index)
     return None
@@ -210,9 +210,9 @@ def without_empty(found: DataSet) -> DataSet:
 
 
 def keep_boxed(source: Source) -> Source:
-    """Return the pictures with at least one box; those that cannot be read stay, for whoever reads them to tell.
+    """Return the images with at least one box; those that cannot be read stay, for whoever reads them to tell.
 
-    Records are gone through for that, without their pictures: 10 to 20 s for COCO's 118,287.
+    Records are gone through for that, without their images: 10 to 20 s for COCO's 118,287.
     """
     if isinstance(source, CocoSource):
         return source.without_empty()
@@ -227,15 +227,15 @@ def keep_boxed(source: Source) -> Source:
 
 
 def find_files(path: Path) -> DataSet | None:
-    """Return pictures in files: COCO's layout, Tiny-ImageNet's, class folders."""
+    """Return images in files: COCO's layout, Tiny-ImageNet's, class folders."""
     if any(path.glob("annotations/*instances*.json")):
         return find_coco(path)
     if (path / "val_annotations.txt").is_file() or (path / "val" / "val_annotations.txt").is_file():
         return find_tiny_imagenet(path)
     entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
-    images = [entry for entry in entries if is_picture(entry.name)]
+    images = [entry for entry in entries if is_image_file(entry.name)]
     if images and not any(entry.is_dir() for entry in entries):
-        return DataSet("classify", "pictures", (), [Split(path.resolve().name, PictureSource(images))])
+        return DataSet("classify", "images", (), [Split(path.resolve().name, ImageSource(images))])
     if any(entry.is_dir() for entry in path.iterdir()):
         refuse_parent(path)
         return find_class_folders(path)
@@ -255,5 +255,5 @@ def refuse_parent(path: Path) -> None:
 
 
 def list_some(folder: Path) -> list[Path]:
-    """Return some of what lies in a folder: enough to see what it is, few enough for one of a million pictures."""
+    """Return some of what lies in a folder: enough to see what it is, few enough for one of a million images."""
     return sorted(itertools.islice(folder.iterdir(), LOOKED_AT_FILES))

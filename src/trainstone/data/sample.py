@@ -1,4 +1,4 @@
-"""What every kind of storage holds in the end: a picture with its label and its boxes. And where samples come from."""
+"""What every kind of storage holds in the end: an image with its label and its boxes. And where samples come from."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ import numpy as np
 from trainstone.errors import DataError
 
 Edges = tuple[float, float, float, float]
-"""Left, top, right, bottom of a rectangle as shares of the picture's width and height."""
+"""Left, top, right, bottom of a rectangle as shares of the image's width and height."""
 
 
 class Box(NamedTuple):
-    """A rectangle in a picture; edges are shares of its width and height, 0 to 1."""
+    """A rectangle in an image; edges are shares of its width and height, 0 to 1."""
 
     label: int
     """Class, counted from 0."""
@@ -25,7 +25,7 @@ class Box(NamedTuple):
     bottom: float
     crowd: bool = False
     area: float | None = None
-    """Of the object itself, as a share of the picture's area; None: not known, the box's is taken."""
+    """Of the object itself, as a share of the image's area; None: not known, the box's is taken."""
 
 
 def make_box(label: float, edges: Sequence[float], crowd: float = 0, area: float | None = None) -> Box:
@@ -40,7 +40,7 @@ def list_numbers(box: Box) -> list[float]:
 
 
 def clip_box(box: Box) -> Box | None:
-    """Return what of a box lies in its picture; None where nothing of it does, or an edge is no number."""
+    """Return what of a box lies in its image; None where nothing of it does, or an edge is no number."""
     if 0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1:
         return box
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box[1:5])
@@ -58,7 +58,7 @@ class ClassName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A picture as it is stored, undecoded."""
+    """An image as it is stored, undecoded."""
 
     name: str
     """Relative name with /, unique in its split: n01440764/n01440764_10026.JPEG."""
@@ -69,7 +69,7 @@ class Sample:
     values: tuple[float, ...] = ()
     """Labels that are no class: a vector, or a number with a fraction."""
     id: int | None = None
-    """Number of the picture in its data set (COCO's image id), where it has one."""
+    """Number of the image in its data set (COCO's image id), where it has one."""
 
 
 class Source(Protocol):
@@ -82,7 +82,7 @@ class Source(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """Return a sample's name without reading its picture where that is possible."""
+        """Return a sample's name without reading its image where that is possible."""
         ...
 
     def where(self, index: int) -> str: ...
@@ -92,8 +92,8 @@ class Source(Protocol):
         ...
 
 
-class PictureSource:
-    """Picture files without classes."""
+class ImageSource:
+    """Image files without classes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
@@ -167,7 +167,7 @@ class DataSet:
     first_label: int | None = None
     """What its records call the first class, where they are TFRecord: 0, or 1 if 0 means background."""
     lacking: Mapping[str, str] = field(default_factory=dict)
-    """Splits that are described there but have no folder of pictures, and how that is seen."""
+    """Splits that are described there but have no folder of images, and how that is seen."""
 
 
 def shorten(value: float) -> float:

@@ -40,13 +40,13 @@ RECORDS_PER_SHARD = 1280
 
 @dataclass(frozen=True)
 class Treatment:
-    """What is done to pictures on their way; by default only what decoders stumble over is re-encoded."""
+    """What is done to images on their way; by default only what decoders stumble over is re-encoded."""
 
     repair: bool = True
     resize: int | None = None
     quality: int | None = None
     skip_bad: bool = False
-    """Decode every picture and drop damaged ones; else the first that is no picture ends the work."""
+    """Decode every image and drop damaged ones; else the first that is no image ends the work."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class DataSetPlan:
 
     def identity(self) -> str:
         """Return a checksum of everything that decides the bytes written."""
-        told = {name: getattr(self, name) for name in ("dataset", "kind", "storage", "classes", "first_label")}
-        told["treatment"] = asdict(self.treatment)
-        told["splits"] = [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        message = {name: getattr(self, name) for name in ("dataset", "kind", "storage", "classes", "first_label")}
+        message["treatment"] = asdict(self.treatment)
+        message["splits"] = [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits]
+        digest = hashlib.sha256(json.dumps(message, sort_keys=True).encode())
         for split in self.splits:
             digest.update(hashlib.sha256(str(list(split.order[:1000])).encode()).digest())
         return digest.hexdigest()

@@ -24,14 +24,14 @@ class OpenSplit(NamedTuple):
 def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
     """Return the split of that name; the only one there is, whatever it is called.
 
-    `skip_empty`: only those pictures of a detection set that have a box. Records are gone through for that, each time.
+    `skip_empty`: only those images of a detection set that have a box. Records are gone through for that, each time.
     """
     dataset = open_dataset(path)
     sources = {split.name: split.source for split in dataset.splits}
     if name not in sources and name in dataset.lacking:
         raise DataError(
-            f"{path} has no pictures of split {name}: {dataset.lacking[name]}",
-            hint="put the pictures into that folder, or into one of its name below images/",
+            f"{path} has no images of split {name}: {dataset.lacking[name]}",
+            hint="put the images into that folder, or into one of its name below images/",
         )
     if len(sources) == 1 and name not in sources:
         only = next(iter(sources))
@@ -42,7 +42,7 @@ def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
         raise DataError(f"{path} has no split {name}; there: {there}", hint="trainstone data info tells what it holds")
     source = sources[name]
     if not len(source):
-        raise DataError(f"split {name} of {path} holds no picture", hint="trainstone data verify tells what is wrong")
+        raise DataError(f"split {name} of {path} holds no image", hint="trainstone data verify tells what is wrong")
     if skip_empty:
         if dataset.kind != "detect":
             hint = "this recipe detects: give COCO, or another set with boxes"
@@ -51,14 +51,14 @@ def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
         source = keep_boxed(source)
         where = f"split {name} of {path}"
         if not len(source):
-            raise DataError(f"{where}: none of {every:,} pictures has a box", hint="--set data.skip_empty=false")
+            raise DataError(f"{where}: none of {every:,} images has a box", hint="--set data.skip_empty=false")
         left_out, seconds = f"{every - len(source):,}", time.perf_counter() - begin
-        log.info("%s: %s pictures without a box are left out (found in %.1f s)", where, left_out, seconds)
+        log.info("%s: %s images without a box are left out (found in %.1f s)", where, left_out, seconds)
     return OpenSplit(dataset, name, source)
 
 
 def digest_samples(source: Source) -> str:
-    """Return what tells this set from others: a hash of some evenly spaced pictures with their labels."""
+    """Return what tells this set from others: a hash of some evenly spaced images with their labels."""
     digest = hashlib.sha256(f"{len(source)}".encode())
     for number in range(min(DIGESTED, len(source))):
         index = number * len(source) // min(DIGESTED, len(source))

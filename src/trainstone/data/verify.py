@@ -13,7 +13,7 @@ from trainstone.data.sample import DataSet, Sample, Selection, Source
 from trainstone.data.storage.records import RecordSource, walk
 from trainstone.errors import DataError
 from trainstone.formats.files import ByteSpan
-from trainstone.machine.ranks import ALONE, Rank
+from trainstone.machine.ranks import SINGLE_RANK, Rank
 
 
 class BadSample(NamedTuple):
@@ -25,7 +25,7 @@ class BadSample(NamedTuple):
     name: str
     why: str
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         at = "" if self.record is None else f", record {self.record} at byte {self.span.offset}"
         named = f" ({self.name})" if self.name and not self.file.endswith(self.name) else ""
         return f"{self.file}{at}{named}: {self.why}"
@@ -46,7 +46,7 @@ class VerifyFindings:
 
 
 def verify(
-    found: DataSet, workers: int, manifest: Manifest | None, folder: Path, rank: Rank = ALONE
+    found: DataSet, workers: int, manifest: Manifest | None, folder: Path, rank: Rank = SINGLE_RANK
 ) -> Iterator[VerifyFindings]:
     """Look at everything, or at this rank's part; yields the same findings again and again as they grow."""
     findings = VerifyFindings()
@@ -96,7 +96,7 @@ def verify_shards(
 def verify_files(
     source: Source, findings: VerifyFindings, pool: Pool, num_classes: int | None, folder: ShardFacts | None
 ) -> Iterator[VerifyFindings]:
-    """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
+    """Look at images that are files; those of a folder that a manifest describes must have its checksum, too."""
     files = ((n, BadSample(source.where(n), None, ByteSpan(0, 0), source.name(n), "")) for n in range(len(source)))
     crc = 0
     for seen, checksum in map_in_order(partial(look_at, source.read, num_classes), files, pool):
@@ -144,7 +144,7 @@ def check_sample(sample: Sample, num_classes: int | None) -> None:
     for box in sample.boxes:
         if not (0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1):
             edges = ", ".join(f"{edge:g}" for edge in box[1:5])
-            raise DataError(f"a box with edges {edges}: not inside the picture, or without a size")
+            raise DataError(f"a box with edges {edges}: not inside the image, or without a size")
 
 
 def shorten_reason(message: str, path: Path) -> str:
@@ -154,7 +154,7 @@ def shorten_reason(message: str, path: Path) -> str:
     return reason or message
 
 
-def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator[BadSample]:
+def check_sums(folder: Path, manifest: Manifest, rank: Rank = SINGLE_RANK) -> Iterator[BadSample]:
     for shard in manifest.shards[rank.number :: rank.world]:
         for facts in (*shard.sidecars, *([] if manifest.storage == "folder" else [shard])):
             why = ""

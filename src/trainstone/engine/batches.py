@@ -20,7 +20,7 @@ def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:
     return itertools.cycle(batches)
 
 
-def feed_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield batches on the device. On CUDA the next batch is copied on a stream of its own during the step."""
     if device.type == "cpu":
         yield from batches

@@ -1,4 +1,4 @@
-"""Evaluates the validation pictures: every one exactly once on any number of ranks; what fills up a batch counts not.
+"""Evaluates the validation images: every one exactly once on any number of ranks; what fills up a batch counts not.
 
 The first rank scores, at once or in a thread beside the next steps (eval.async); all ranks learn the metrics. Whoever
 takes scores waits for them, so that every rank takes them after the same step, however long it took.
@@ -18,46 +18,46 @@ from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
-from trainstone.engine.batches import feed_device
+from trainstone.engine.batches import prefetch_to_device
 from trainstone.engine.distributed.collectives import World, broadcast_dict, gather_rows
-from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.task import Task
 from trainstone.files import write_atomically
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.devices import autocast
 from trainstone.results.progress import Progress
-from trainstone.results.schema.quality import QualityPicture
+from trainstone.results.schema.quality import QualitySample
 from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import Scored
+from trainstone.workloads.workload import EvalScores
 
 
-def judge(
+def evaluate(
     task: Task, config: Config, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
-    """Let the network judge the pictures, or its average where one is kept; it is left as it was, ready to train."""
+    """Let the network judge the images, or its average where one is kept; it is left as it was, ready to train."""
     with task.average.swapped() if task.average else nullcontext():
-        return (yield from judge_network(task.plain, config, task.device, opened, world, signals))
+        return (yield from evaluate_network(task.plain, config, task.device, opened, world, signals))
 
 
-def judge_network(
+def evaluate_network(
     model: torch.nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
-    """Let a network judge all ranks' shares of the pictures; return the workload's rows of all of them.
+    """Let a network judge all ranks' shares of the images; return the workload's rows of all of them.
 
     On other ranks than the first they are empty. None, on all ranks: somebody asked for the end before.
     """
     workload = WORKLOADS[config.workload]
-    look, total = workload.build_judge(config, device), len(opened.source)
+    look, total = workload.build_evaluator(config, device), len(opened.source)
     rows: list[Tensor] = []
-    pact = Pact(world, signals, learns=False)
+    agreement = StopAgreement(world, signals, learns=False)
     trained = model.training
     model.eval()
     try:
         with closing(workload.open_validation(config, opened, device, world.rank)) as loader:
             seen = 0
-            for batch in feed_device(loader, device):
-                pact.look()
-                if pact.agreed.stop:
+            for batch in prefetch_to_device(loader, device):
+                agreement.look()
+                if agreement.agreed.stop:
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
                     rows.append(look(model, batch))
@@ -65,8 +65,8 @@ def judge_network(
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
         model.train(trained)
-    stopped = pact.agreed.stop
-    pact.finish()  # what was asked since the last batch is too late here, and asked again elsewhere
+    stopped = agreement.agreed.stop
+    agreement.finish()  # what was asked since the last batch is too late here, and asked again elsewhere
     if stopped:
         return None
     # Fetched at the end, so that no batch makes the host wait.
@@ -80,7 +80,7 @@ class Scoring:
     def __init__(self, config: Config, world: World) -> None:
         self._config, self._world = config, world
         self._pool = ThreadPoolExecutor(1, "scoring") if config.eval.async_ and world.rank.number == 0 else None
-        self._scored: Future[Scored] | Scored | None = None
+        self._scored: Future[EvalScores] | EvalScores | None = None
         self.step: int | None = None
         """Steps done before the evaluation whose scores were not taken yet; None: there is none."""
         self.eval_seconds = 0.0
@@ -102,21 +102,21 @@ class Scoring:
             self._scored = self._pool.submit(finish) if self._pool else finish()
         self.step, self.eval_seconds = step, eval_seconds + time.perf_counter() - began
 
-    def take(self) -> Scored:
+    def take(self) -> EvalScores:
         """Return the scores; on other ranks than 0 the metrics alone. All ranks must call this."""
         assert self.step is not None, "nothing was begun"
-        scored = self._scored.result() if isinstance(self._scored, Future) else self._scored or Scored({}, 0)
+        scored = self._scored.result() if isinstance(self._scored, Future) else self._scored or EvalScores({}, 0)
         self.step, self._scored = None, None
         # JSON has no NaN: such a metric is left out.
         metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
-        told = broadcast_dict(self._world, {"metrics": metrics, "images": scored.images})
-        return scored._replace(**told)
+        message = broadcast_dict(self._world, {"metrics": metrics, "images": scored.images})
+        return scored._replace(**message)
 
 
-def keep_pictures(folder: Path, scored: Scored) -> tuple[QualityPicture, ...]:
-    """Write the pictures of an evaluation into the run folder, in place of those of an earlier one."""
-    for shown, jpeg in scored.pictures:
+def write_samples(folder: Path, scored: EvalScores) -> tuple[QualitySample, ...]:
+    """Write the images of an evaluation into the run folder, in place of those of an earlier one."""
+    for shown, jpeg in scored.samples:
         path = folder / shown.file
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, [jpeg])
-    return tuple(shown for shown, _ in scored.pictures)
+    return tuple(shown for shown, _ in scored.samples)

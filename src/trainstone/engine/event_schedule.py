@@ -14,10 +14,10 @@ def as_written(epochs: float) -> Fraction:
 
 
 @dataclass(frozen=True)
-class Cadence:
+class EventSchedule:
     """After which steps a run evaluates, writes a checkpoint and ends."""
 
-    pictures: int
+    images: int
     """Images per epoch."""
     global_batch: int
     """Images per step, of all ranks."""
@@ -43,10 +43,10 @@ class Cadence:
         return sorted(due)
 
     def epochs_after(self, done: int) -> float:
-        return done * self.global_batch / self.pictures
+        return done * self.global_batch / self.images
 
     def whole_epochs_after(self, done: int) -> int:
-        return done * self.global_batch // self.pictures
+        return done * self.global_batch // self.images
 
     def evaluates_after(self, done: int) -> bool:
         return min(done, self.last_step) in self.evaluations
@@ -82,7 +82,7 @@ class Cadence:
     def _next_end(self, done: int, epochs: float) -> int:
         """Return the first step after `done` that completes another so many epochs."""
         unit = as_written(epochs)
-        return self._steps_for((Fraction(done * self.global_batch, self.pictures) // unit + 1) * unit)
+        return self._steps_for((Fraction(done * self.global_batch, self.images) // unit + 1) * unit)
 
     def _steps_for(self, epochs: Fraction) -> int:
-        return math.ceil(epochs * self.pictures / self.global_batch)
+        return math.ceil(epochs * self.images / self.global_batch)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainstone.config.schema import Config, change_section
 from trainstone.engine.distributed.data_parallel import place_device
 from trainstone.engine.loop import train_steps
-from trainstone.engine.lr_schedule import tell_rate
+from trainstone.engine.lr_schedule import describe_rate_change
 from trainstone.engine.network import apply_process_settings
 from trainstone.engine.optim import is_torchs
 from trainstone.engine.precision_trial import Trial, fastest, try_precisions
@@ -21,7 +21,7 @@ from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
+from trainstone.machine.ranks import SINGLE_RANK, Rank, bind_cores, count_sharing_ranks
 from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, StepWork, count_work, estimate_training_bytes
@@ -49,25 +49,25 @@ class Fitted:
     findings: tuple[Finding, ...]
 
 
-def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measured: bool = True) -> Fitted:
+def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, measured: bool = True) -> Fitted:
     """Resolve every auto and adapt what this machine cannot do.
 
     `measured`: an automatic batch is small enough for many steps in the time budget; else it is one to learn with.
     """
-    asked, notes = config, [finding("recipe-note", note) for note in config.notes]
+    requested, notes = config, [finding("recipe-note", note) for note in config.notes]
     config, device, findings = fit_engine(config, strict=strict, world=world, measured=measured)
     config, fitted = fit_batch(config, device, measured=measured)
-    if asked.train.batch_size != "auto":
-        parts, geometry = asked.train.accumulate, asked.nodes * asked.devices_per_node
+    if requested.train.batch_size != "auto":
+        parts, geometry = requested.train.accumulate, requested.nodes * requested.devices_per_node
         # Without a system a recipe is for any number of ranks.
-        meant = (geometry if asked.system or geometry > 1 else world.world) * parts
-        told = tell_rate(
-            asked.optimizer,
-            meant=(meant * asked.train.batch_size, meant),
+        meant = (geometry if requested.system or geometry > 1 else world.world) * parts
+        message = describe_rate_change(
+            requested.optimizer,
+            meant=(meant * requested.train.batch_size, meant),
             now=(world.world * parts * config.train.batch_size, world.world * parts),
-            where=name_place(asked),
+            where=name_place(requested),
         )
-        fitted += [finding("rate-derived", told)] if told and not measured else []
+        fitted += [finding("rate-derived", message)] if message and not measured else []
         refuse(fitted, strict=strict)
     work = count_step_work(config, config.train.batch_size)
     # What was settled is settled: the configuration repeats this run as it was.
@@ -87,7 +87,7 @@ def refuse(findings: list[Finding], *, strict: bool) -> None:
 
 
 def fit_engine(
-    config: Config, *, strict: bool = False, world: Rank = ALONE, measured: bool = True
+    config: Config, *, strict: bool = False, world: Rank = SINGLE_RANK, measured: bool = True
 ) -> tuple[Config, torch.device, list[Finding]]:
     """Resolve device, threads and precision, and adapt what this machine cannot do; batches are left as they are."""
     device = choose_rank_device(config.device, world)
@@ -108,11 +108,11 @@ def fit_engine(
     return config, device, [*adapted, *chosen]
 
 
-def choose_rank_device(asked: str, world: Rank) -> torch.device:
+def choose_rank_device(requested: str, world: Rank) -> torch.device:
     """Return the device of this rank: of many on a host, each has the CUDA device of its number there."""
-    if world.world > 1 and asked in ("auto", "cuda") and devices.list_devices()[0].startswith("cuda"):
+    if world.world > 1 and requested in ("auto", "cuda") and devices.list_devices()[0].startswith("cuda"):
         return place_device(torch.device("cuda"), world)
-    device = devices.choose_device(asked)
+    device = devices.choose_device(requested)
     if device.type == "cpu":
         bind_cores(world)
     return device
@@ -169,19 +169,19 @@ def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -
 
 def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
     """Check the asked batch against memory, or choose one that fits into memory (and, to be measured, time)."""
-    asked = config.train.batch_size
+    requested = config.train.batch_size
     smallest = 2 if config.data.image_size <= 32 else 1  # batch norm wants two values a channel
-    if asked != "auto" and asked < smallest:
+    if requested != "auto" and requested < smallest:
         raise ConfigError(
-            f"train.batch_size = {asked} with data.image_size = 32 leaves batch norm a single value a channel",
+            f"train.batch_size = {requested} with data.image_size = 32 leaves batch norm a single value a channel",
             hint="--set train.batch_size=2",
         )
-    if asked != "auto" and "batch_size" not in config.train.adapt:
-        check_memory(config, device, asked)
+    if requested != "auto" and "batch_size" not in config.train.adapt:
+        check_memory(config, device, requested)
         return config, []
-    first = batch = choose_first(config, device, measured=measured) if asked == "auto" else asked
-    if asked != "auto" and measured and device.type == "cpu":
-        batch = foresee_batch(config, device, asked, smallest)
+    first = batch = choose_first(config, device, measured=measured) if requested == "auto" else requested
+    if requested != "auto" and measured and device.type == "cpu":
+        batch = foresee_batch(config, device, requested, smallest)
     while not (_fits_memory(config, device, batch) and (not measured or _fits_time(config, device, batch))):
         if batch <= smallest:
             check_memory(config, device, batch)  # it may only be slow: then one image a step is what there is
@@ -204,13 +204,13 @@ def choose_first(config: Config, device: torch.device, *, measured: bool) -> int
     return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
 
 
-def foresee_batch(config: Config, device: torch.device, asked: int, smallest: int) -> int:
+def foresee_batch(config: Config, device: torch.device, requested: int, smallest: int) -> int:
     """Halve a recipe's batch by what a small one tells: on a CPU a trial of 256 images takes minutes."""
-    small = min(asked, max(smallest, choose_first(config, device, measured=True)))
-    if small == asked or not _fits_memory(config, device, small):
+    small = min(requested, max(smallest, choose_first(config, device, measured=True)))
+    if small == requested or not _fits_memory(config, device, small):
         return small
     seconds = _try_steps(config, device, small)
-    batch = asked
+    batch = requested
     while batch > small and not (
         _fits_memory(config, device, batch) and seconds * batch / small * WANTED_STEPS <= config.measure.seconds
     ):
@@ -266,41 +266,41 @@ def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[C
 
     A recipe that leaves the choice (train.adapt) then takes the fastest as well.
     """
-    asked, candidates = config.train.precision, devices.candidate_precisions(device)
-    precision: str = asked
-    told, code = "", "precision-chosen"
-    if asked == "fp32":
+    requested, candidates = config.train.precision, devices.candidate_precisions(device)
+    precision: str = requested
+    message, code = "", "precision-chosen"
+    if requested == "fp32":
         return config, []
-    if asked == "auto" and candidates == ["fp32"]:
-        precision, told = "fp32", "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
-    elif asked == "auto":
+    if requested == "auto" and candidates == ["fp32"]:
+        precision, message = "fp32", "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+    elif requested == "auto":
         trials = try_precisions(str(device), candidates, threads)
         precision = fastest(trials)
-        told = f"took {precision}: {_tell_trials(trials, precision)}"
+        message = f"took {precision}: {_describe_trials(trials, precision)}"
     else:
-        base, trial = trials = try_precisions(str(device), ["fp32", asked], threads)
+        base, trial = trials = try_precisions(str(device), ["fp32", requested], threads)
         code = "precision-slow"
         if trial.seconds is None:
-            told = f"{asked} does not run on this device: {trial.failure}"
+            message = f"{requested} does not run on this device: {trial.failure}"
         elif base.seconds is not None and trial.seconds > base.seconds:
-            told = f"{asked} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
-        if told and "precision" in config.train.adapt:
-            others = [precision for precision in candidates if precision not in ("fp32", asked)]
+            message = f"{requested} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
+        if message and "precision" in config.train.adapt:
+            others = [precision for precision in candidates if precision not in ("fp32", requested)]
             # Beside fp32 once more: a disturbance then slows both.
             precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-            told, code = f"{told}: took {precision}", "engine-adapted"
+            message, code = f"{message}: took {precision}", "engine-adapted"
         elif trial.seconds is None:
-            raise MachineError(told, hint="--set train.precision=auto")
-    return change_section(config, "train", precision=precision), [finding(code, told)] if told else []
+            raise MachineError(message, hint="--set train.precision=auto")
+    return change_section(config, "train", precision=precision), [finding(code, message)] if message else []
 
 
-def _tell_trials(trials: list[Trial], chosen: str) -> str:
+def _describe_trials(trials: list[Trial], chosen: str) -> str:
     base = next(trial.seconds for trial in trials if trial.precision == chosen)
-    told = [
+    message = [
         f"{trial.precision} takes {trial.seconds / base:.2f} times as long"
         if trial.seconds and base
         else f"{trial.precision} fails here ({trial.failure})"
         for trial in trials
         if trial.precision != chosen
     ]
-    return ", ".join(told) + " (short trial)"
+    return ", ".join(message) + " (short trial)"

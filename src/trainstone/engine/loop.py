@@ -96,7 +96,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
                 batch = next(task.batches)
             marks.later_waits.append((begin, timer.mark()))
         # Ranks exchange gradients once, with the last part.
-        with nullcontext() if part == task.accumulate - 1 else task.without_exchange():
+        with nullcontext() if part == task.accumulate - 1 else task.without_gradient_sync():
             with task.mark("forward"), task.autocast():
                 one = task.loss(task.model, batch)
                 if task.accumulate > 1:

@@ -33,7 +33,7 @@ def build_rate(
 
     The warm-up lasts the whole steps of its epochs, the schedule steps_per_epoch x epochs rounded to a whole step. The
     step that the warm-up ends at is the first of the rest. After the schedule the rate stays as it is there.
-    `unfilled_steps`: of an epoch's own pictures, where steps_per_epoch is of one that is filled up or cut.
+    `unfilled_steps`: of an epoch's own images, where steps_per_epoch is of one that is filled up or cut.
     """
     by_epoch = schedule.by == "epoch"
     # Positions are counted in steps, or in epochs begun.
@@ -65,7 +65,7 @@ def build_rate(
 
 
 def count_warm_up(schedule: ScheduleConfig, steps_per_epoch: float, unfilled_steps: float | None = None) -> int:
-    if schedule.warm_up_by == "pictures" and unfilled_steps is not None:
+    if schedule.warm_up_by == "images" and unfilled_steps is not None:
         steps_per_epoch = unfilled_steps
     return math.floor(steps_per_epoch * schedule.warm_up_epochs + ROUNDING)
 
@@ -82,7 +82,9 @@ def peak_rate(optimizer: OptimizerConfig, *, global_batch: int, ranks: int) -> f
     return rate if unit is None else unit * max(1, round(rate / unit))
 
 
-def tell_rate(optimizer: OptimizerConfig, *, meant: tuple[int, int], now: tuple[int, int], where: str) -> str | None:
+def describe_rate_change(
+    optimizer: OptimizerConfig, *, meant: tuple[int, int], now: tuple[int, int], where: str
+) -> str | None:
     """Return a sentence where a step has other images than it was `meant` to have at a place: what that does to the
     rate. Both are images a step and ranks (times accumulated batches)."""
     if meant == now:

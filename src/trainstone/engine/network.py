@@ -7,7 +7,7 @@ from torch import nn
 
 from trainstone.config.schema import Config
 from trainstone.engine.distributed.collectives import World
-from trainstone.engine.sync_batch_norm import span_batch_norm
+from trainstone.engine.sync_batch_norm import convert_sync_batch_norm
 from trainstone.errors import MachineError
 from trainstone.measure.devices import switch_tf32
 from trainstone.models.weights import load_pretrained
@@ -29,7 +29,7 @@ def build_network(config: Config, device: torch.device, world: World | None = No
     if config.engine.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if world and config.parallel.bn_ranks > 1:
-        model = span_batch_norm(model, world, config.parallel.bn_ranks)
+        model = convert_sync_batch_norm(model, world, config.parallel.bn_ranks)
     return model
 
 

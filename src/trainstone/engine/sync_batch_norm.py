@@ -14,7 +14,7 @@ from trainstone.errors import ConfigError
 CHANNELS = (1, -1, 1, 1)  # shape of one number per channel beside images
 
 
-def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
+def convert_sync_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
     """Let every batch norm of the model see the batches of bn_ranks neighbouring ranks. Weights and buffers stay the
     same tensors under the same names. To be called by all ranks, before the model is wrapped or compiled."""
     if world.rank.world % bn_ranks:
@@ -26,7 +26,7 @@ def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.BatchNorm2d:
-                setattr(module, name, SpanBatchNorm2d(child, group))
+                setattr(module, name, SyncBatchNorm2d(child, group))
     return model
 
 
@@ -41,7 +41,7 @@ def open_group(world: World, bn_ranks: int) -> Any:
     return mine
 
 
-class SpanBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
+class SyncBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
     """A batch norm that learns from the batches of all ranks of its span; in evaluation the ordinary one."""
 
     def __init__(self, norm: nn.BatchNorm2d, group: Any) -> None:
@@ -95,7 +95,7 @@ class Normalise(torch.autograd.Function):  # type: ignore[misc]
     the batches of all ranks of the span."""
 
     @staticmethod
-    def forward(  # the order of SpanBatchNorm2d.forward
+    def forward(  # the order of SyncBatchNorm2d.forward
         ctx: Any,
         images: Tensor,
         weight: Tensor,

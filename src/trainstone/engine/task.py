@@ -15,15 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from trainstone.config.schema import Config, OptimizerConfig
 from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit
-from trainstone.engine.batches import feed_device, synthetic_batches
+from trainstone.engine.batches import prefetch_to_device, synthetic_batches
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.distributed.data_parallel import wrap_model
 from trainstone.engine.ema import WeightAverage
 from trainstone.engine.lr_schedule import Rate, build_rate, peak_rate
 from trainstone.engine.network import compile_model, seed_network
 from trainstone.engine.optim import LossScale, build_optimizer, decay_term, split_parameters
-from trainstone.engine.training_data import IMAGENET_PICTURES, order_pictures
-from trainstone.machine.ranks import ALONE, Rank
+from trainstone.engine.training_data import IMAGENET_IMAGES, order_images
+from trainstone.machine.ranks import SINGLE_RANK, Rank
 from trainstone.measure.devices import autocast
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, Loss
@@ -58,7 +58,7 @@ class Task:
         """Return the epoch that a step begins in; synthetic batches have none."""
         return self.loader.order.epoch_of(step * self.accumulate) if self.loader else 0
 
-    def without_exchange(self) -> AbstractContextManager[None]:
+    def without_gradient_sync(self) -> AbstractContextManager[None]:
         """While in force, gradients are added up on this rank alone."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
@@ -76,16 +76,16 @@ def build_task(
     first_step: int = 0,
     network: nn.Module | None = None,
 ) -> Task:
-    """Seed everything and build the parts; the same seed gives the same losses. `opened`: real pictures to train on.
+    """Seed everything and build the parts; the same seed gives the same losses. `opened`: real images to train on.
 
     `world`: the ranks that train together; they start from the same weights. `first_step`: where batches begin.
     `network`: from seed_network, where it was to be built before.
     """
-    engine, train, rank = config.engine, config.train, world.rank if world else ALONE
+    engine, train, rank = config.engine, config.train, world.rank if world else SINGLE_RANK
     workload = WORKLOADS[config.workload]
     model = seed_network(config, device, world) if network is None else network
     loader = workload.open_training(config, opened, device, rank, first_step * train.accumulate) if opened else None
-    rate = plan_rate(config, len(opened.source) if opened else IMAGENET_PICTURES, rank)
+    rate = plan_rate(config, len(opened.source) if opened else IMAGENET_IMAGES, rank)
     called = compile_model(model) if engine.compile else model
     loss = workload.build_loss(config, device)
     if config.optimizer.decay_in == "loss" and config.optimizer.weight_decay:
@@ -100,7 +100,7 @@ def build_task(
         rate=rate,
         scale=LossScale(device, train.precision, train.batch_size if train.loss_scale == "batch" else train.loss_scale),
         autocast=lambda: autocast(device, train.precision),
-        batches=feed_device(workload.mix(config, batches, rank, first_step * train.accumulate), device),
+        batches=prefetch_to_device(workload.mix(config, batches, rank, first_step * train.accumulate), device),
         loader=loader,
         images_per_step=train.batch_size * train.accumulate,
         split_phases=engine.split_phases,
@@ -111,13 +111,13 @@ def build_task(
     )
 
 
-def plan_rate(config: Config, pictures: int, rank: Rank) -> Rate:
-    order = order_pictures(config, config.schedule.pictures or pictures, rank)
+def plan_rate(config: Config, images: int, rank: Rank) -> Rate:
+    order = order_images(config, config.schedule.images or images, rank)
     global_batch = order.global_batch * config.train.accumulate
     return build_rate(
         config.schedule,
         peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate),
-        steps_per_epoch=order.epoch_pictures / global_batch,
+        steps_per_epoch=order.epoch_images / global_batch,
         epochs=config.stop.epochs,
         ranks=rank.world,
         unfilled_steps=order.count / global_batch,

@@ -24,8 +24,10 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
             f"out of memory: {first}", hint="take a smaller train.batch_size (eval.batch_size to evaluate), or auto"
         )
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
-        return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
+        message = next(
+            (line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text
+        )
+        return MachineError(f"torch.compile does not work here: {message}", hint="--set engine.compile=false")
     if PEER_SIGNS.search(text):
         return PeerLostError(
             f"another rank died or does not answer: {first_line(err)}",

@@ -15,12 +15,12 @@ from trainstone.results.progress import Progress
 from trainstone.workloads.registry import WORKLOADS
 
 # Synthetic batches have no epochs; a schedule that counts in epochs takes them for ImageNet's.
-IMAGENET_PICTURES = 1_281_167
+IMAGENET_IMAGES = 1_281_167
 IMAGENET_CLASSES = 1000
 
 
 def open_data(config: Config, split: str = "train") -> OpenSplit | None:
-    """Open pictures where they are real; those of another kind than the workload's are refused."""
+    """Open images where they are real; those of another kind than the workload's are refused."""
     if config.data.source == "synthetic":
         return None
     # Wishes that exclude each other are told before anything is opened.
@@ -33,12 +33,12 @@ def open_data(config: Config, split: str = "train") -> OpenSplit | None:
 def provide_data(config: Config) -> Iterator[Progress]:
     if config.data.source == "generated":
         for made in provide_stored(config, len(read_affinity()) or 1):
-            phase = "drawing pictures" if made.total else made.phase  # without a total it waits for another process
+            phase = "drawing images" if made.total else made.phase  # without a total it waits for another process
             yield Progress(phase, images=made.done, total_images=made.total)
 
 
 def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
-    """Resolve model.num_classes = auto: as many as the data set has, ImageNet's where pictures are synthetic."""
+    """Resolve model.num_classes = auto: as many as the data set has, ImageNet's where images are synthetic."""
     if config.model.num_classes != "auto":
         return config
     number = len(opened.dataset.classes) if opened else IMAGENET_CLASSES
@@ -51,10 +51,10 @@ def find_data(config: Config) -> Path:
     if config.data.source == "generated":
         return find_stored(config).target
     if config.data.root is None:
-        raise ConfigError(f"recipe {config.name} needs pictures", hint="give --data DIR")
+        raise ConfigError(f"recipe {config.name} needs images", hint="give --data DIR")
     return Path(config.data.root)
 
 
-def order_pictures(config: Config, count: int, rank: Rank) -> TrainOrder:
+def order_images(config: Config, count: int, rank: Rank) -> TrainOrder:
     train = config.train
     return TrainOrder(count, train.batch_size, config.seed, rank, last=config.loader.last, parts=train.accumulate)

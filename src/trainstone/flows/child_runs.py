@@ -19,7 +19,7 @@ from trainstone.flows.lifecycle import Lifecycle
 from trainstone.machine.launch_protocol import FOLDER, RUN, forget_attempt, read_code, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.machine.supervisor import describe_exit, hint_at_memory, supervise
-from trainstone.results.combine import BegunRun, combine_runs, combine_trainings, judge_repeated
+from trainstone.results.combine import BegunRun, assess_repeated, combine_runs, combine_trainings
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import find_runs, is_locked, name_run, read_if_there, read_result
 from trainstone.results.schema.quality import Repeated
@@ -151,7 +151,7 @@ def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress |
     finally:  # a run that was stopped or failed is a row, too
         gather(life)
     target = run.result.quality.target if run.result.quality else None
-    status = judge_repeated(run.result.repeated or repeated, target)
+    status = assess_repeated(run.result.repeated or repeated, target)
     run.update(status=status)
     return status
 

@@ -32,7 +32,7 @@ class Check:
 
     name: str
     status: Literal["ok", "limited", "missing"]
-    told: str
+    message: str
     hint: str | None = None
 
 
@@ -46,13 +46,13 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
         # ROCm builds of torch call AMD devices cuda.
         kind = {"amd": "cuda" if torch.version.hip else "amd", "intel": "xpu"}.get(device["kind"], device["kind"])
         if kind not in usable:
-            told = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
-            yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
+            message = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
+            yield Check("device", "missing", message, "install a torch build for it: make bench TORCH=...")
     cores = available_cores()
-    told = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
+    message = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
     quota = "" if cores.quota_cores is None else f"; a CPU quota allows {cores.quota_cores:g}"
     hint = "raise the container's CPU quota" if quota else None
-    yield Check("cores", "limited" if quota else "ok", f"{told}, for this process{quota}", hint)
+    yield Check("cores", "limited" if quota else "ok", f"{message}, for this process{quota}", hint)
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if os.access(place, os.W_OK):
         disk = format_bytes(shutil.disk_usage(place).free)
@@ -71,14 +71,14 @@ def check_precision() -> Check:
         return Check("precision", "ok", "fp32; no 16-bit arithmetic in this CPU")
     trials = try_precisions(str(device), candidates, available_cores().threads)
     base = next((trial.seconds for trial in trials if trial.precision == "fp32"), None)
-    told = [
+    message = [
         f"{trial.precision} fails ({trial.failure})" if trial.seconds is None
         else f"{trial.precision} {base / trial.seconds:.2f} x" if base else trial.precision
         for trial in trials
     ]  # fmt: skip
     broken = any(trial.seconds is None for trial in trials)
     hint = "the CPU shows a feature that it cannot execute here; auto avoids it" if broken else None
-    chosen = f"auto takes {fastest(trials)}; speed: {', '.join(told)}"
+    chosen = f"auto takes {fastest(trials)}; speed: {', '.join(message)}"
     return Check("precision", "limited" if broken else "ok", chosen, hint)
 
 
@@ -87,20 +87,20 @@ def check_software() -> Iterator[Check]:
     if libc == "glibc":
         yield Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
     else:
-        told = f"{describe_allocator()}: freed memory goes back to the kernel"
-        yield Check("allocator", "limited", told, "10 to 20 % slower on a CPU")
+        message = f"{describe_allocator()}: freed memory goes back to the kernel"
+        yield Check("allocator", "limited", message, "10 to 20 % slower on a CPU")
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     if compiler:
         yield Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
     else:
-        told = "no C++ compiler: engine.compile does not work on the CPU"
-        yield Check("compiler", "limited", told, "install g++ if you want it")
+        message = "no C++ compiler: engine.compile does not work on the CPU"
+        yield Check("compiler", "limited", message, "install g++ if you want it")
     for extra, (package, purpose) in EXTRAS.items():
         try:
             yield Check("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            told = f"{extra} ({purpose}) is not installed"
-            yield Check("extra", "limited", told, f"pip install 'trainstone[{extra}]'")
+            message = f"{extra} ({purpose}) is not installed"
+            yield Check("extra", "limited", message, f"pip install 'trainstone[{extra}]'")
 
 
 def check_measuring() -> Iterator[Check]:
@@ -108,12 +108,12 @@ def check_measuring() -> Iterator[Check]:
     reader = devices.choose_reader(devices.choose_device("auto"))
     unmetered = "no energy counter can be read: none will be reported"
     yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
-    for told in reader.unsupported:
-        yield Check("telemetry", "limited", told)
+    for message in reader.unsupported:
+        yield Check("telemetry", "limited", message)
     reader.close()
     before = read_pressure()
     time.sleep(IDLE_SECONDS)
     noise = grade_noise(before, read_pressure())
-    told = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
+    message = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
     hint = "stop other work before you measure" if noise.grade == "C" else None
-    yield Check("noise", "ok" if noise.grade == "A" else "limited", told, hint)
+    yield Check("noise", "ok" if noise.grade == "A" else "limited", message, hint)

@@ -16,7 +16,7 @@ from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
 from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.launch_protocol import RESUMABLE_VERBS, name_host
-from trainstone.machine.ranks import read_meeting, read_rank
+from trainstone.machine.ranks import read_rank, read_rendezvous
 from trainstone.machine.signals import OTHER_RANK, StopSignals
 from trainstone.results.findings import finding
 from trainstone.results.progress import Progress
@@ -55,14 +55,14 @@ class Lifecycle:
 
     def join(self) -> Iterator[Progress]:
         """Connect with the other ranks, if any, share the run folder, write the machine's facts."""
-        from trainstone.engine.distributed.rendezvous import meet_all, share_run
+        from trainstone.engine.distributed.rendezvous import connect_ranks, share_run
         from trainstone.engine.distributed.store import format_address
 
         run = self.run if self.rank.number == 0 else None
         if self.rank.world > 1:
             others = format_count(self.rank.world - 1, "other rank")
-            yield Progress(f"connecting with {others} at {format_address(read_meeting())}")
-        self.world = self._stack.enter_context(meet_all(self.config, run))
+            yield Progress(f"connecting with {others} at {format_address(read_rendezvous())}")
+        self.world = self._stack.enter_context(connect_ranks(self.config, run))
         preflight = self.world.preflight
         yield Progress(describe_preflight(preflight) if preflight else "reading machine facts")
         self.run = share_run(run, self.world)
@@ -74,12 +74,12 @@ class Lifecycle:
         """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
         if self.rank.world == 1:
             return self.signals.received
-        from trainstone.engine.distributed.stop_agreement import Pact
+        from trainstone.engine.distributed.stop_agreement import StopAgreement
 
-        pact = Pact(self.world, self.signals)
-        pact.look()
-        pact.finish()
-        return (self.signals.received or OTHER_RANK) if pact.agreed.stop else None
+        agreement = StopAgreement(self.world, self.signals)
+        agreement.look()
+        agreement.finish()
+        return (self.signals.received or OTHER_RANK) if agreement.agreed.stop else None
 
     def check_stop(self) -> None:
         """Raise KeyboardInterrupt on every rank if any received a stop signal. Call between phases, on all ranks."""

@@ -15,7 +15,7 @@ MIN_BATCHES = 6
 
 
 @dataclass
-class Turns:
+class LoaderTiming:
     """What a loader delivered with a number of threads, nobody training."""
 
     threads: int
@@ -23,13 +23,13 @@ class Turns:
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    pictures: int = 0
+    images: int = 0
     read_bytes: int = 0
     skipped: int = 0
 
 
-def take_turn(
-    loader: Loader, turns: Turns, seconds: float, num_batches: int | None = None, phase: str = ""
+def time_loader(
+    loader: Loader, turns: LoaderTiming, seconds: float, num_batches: int | None = None, phase: str = ""
 ) -> Iterator[Progress]:
     """Take batches as fast as they come, for a time or a number. Those made before anything waited do not count."""
     for _ in range(loader.num_slots):
@@ -51,14 +51,14 @@ def take_turn(
     stages = loader.stages()
     for name in STAGES:
         turns.stage_seconds[name] += stages.seconds[name]
-    turns.pictures += stages.pictures
+    turns.images += stages.images
     turns.read_bytes += stages.read_bytes
     turns.skipped += loader.skipped
 
 
-def split_stages(turns: Turns) -> list[Stage]:
+def split_stages(turns: LoaderTiming) -> list[Stage]:
     total = sum(turns.stage_seconds.values())
     return [
-        Stage(name=name, seconds_per_image=spent / turns.pictures, share=spent / total)
+        Stage(name=name, seconds_per_image=spent / turns.images, share=spent / total)
         for name, spent in turns.stage_seconds.items()
     ]

@@ -21,7 +21,7 @@ from trainstone.results.run_folder import RunFolder
 
 
 @dataclass
-class Observed:
+class Observation:
     """What was seen beside the steps. Complete when the `with` of observe() has ended."""
 
     clock_start: float
@@ -48,7 +48,7 @@ def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0, *, decay
 @contextmanager
 def observe(
     life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float | None = None
-) -> Iterator[Observed]:
+) -> Iterator[Observation]:
     """Sample the device, the memory and the machine while the body runs. All ranks begin together."""
     # Processes of this run: on rank 0 those of all ranks on this host, elsewhere this one.
     here = {"host": os.uname().nodename, "pid": os.getpid()}
@@ -70,7 +70,7 @@ def observe(
         interval_seconds=fitted.config.measure.telemetry_seconds,
         started=start,
     ) as telemetry:
-        observed = Observed(start, telemetry.path, telemetry.reader, (before, before))
+        observed = Observation(start, telemetry.path, telemetry.reader, (before, before))
         yield observed
     observed.pressure = before, read_pressure(pids=own)
     observed.peak_bytes = peak_bytes(fitted.device)

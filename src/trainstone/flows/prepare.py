@@ -17,17 +17,17 @@ from trainstone.engine.training_data import open_data, provide_data, settle_clas
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.machine.launch_protocol import name_host
 from trainstone.measure.recorder import Sink
-from trainstone.originals.output_file import RunFacts, Seat
+from trainstone.originals.output_file import RankPlacement, RunFacts
 from trainstone.originals.registry import list_writers
 from trainstone.results.progress import Progress
 from trainstone.workloads.registry import WORKLOADS
 
 
-def find_seats(world: World) -> tuple[Seat, ...]:
+def find_placements(world: World) -> tuple[RankPlacement, ...]:
     """Return where each rank computes, on the first of several; empty otherwise. All ranks must come here."""
     found = None if world.alone else gather(world, {"host": name_host()})
     hosts = [str(one["host"]) for one in found or ()]
-    return tuple(Seat(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts))
+    return tuple(RankPlacement(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts))
 
 
 def provide_for_all(config: Config, life: Lifecycle) -> Iterator[Progress]:
@@ -44,8 +44,8 @@ def provide_for_all(config: Config, life: Lifecycle) -> Iterator[Progress]:
 
 def agree_on(config: Config, world: World, *keys: str) -> Config:
     """Return the configuration with what the first rank found for keys of its section train."""
-    told = broadcast_dict(world, {key: getattr(config.train, key) for key in keys})
-    return change_section(config, "train", **told)
+    message = broadcast_dict(world, {key: getattr(config.train, key) for key in keys})
+    return change_section(config, "train", **message)
 
 
 def fit_all(
@@ -73,13 +73,13 @@ def start_measurement(life: Lifecycle, *, strict: bool) -> Generator[Progress, N
 
 def open_originals(life: Lifecycle, fitted: Fitted, **facts: Any) -> Iterator[Sink]:
     """Open the files that the recipe's original wrote, on rank 0. All ranks must call this."""
-    seats, rank = find_seats(life.world), life.rank
+    placements, rank = find_placements(life.world), life.rank
     if rank.number:
         return iter(())
-    device = seats[0].device if seats else fitted.device.index or 0
+    device = placements[0].device if placements else fitted.device.index or 0
     folder = life.run.path
     return list_writers(
-        RunFacts(config=fitted.config, folder=folder, ranks=rank.world, device=device, seats=seats, **facts)
+        RunFacts(config=fitted.config, folder=folder, ranks=rank.world, device=device, placements=placements, **facts)
     )
 
 

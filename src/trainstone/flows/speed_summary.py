@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from trainstone.data.loader import Loader
 from trainstone.engine.distributed.collectives import World, gather
 from trainstone.engine.fit import Fitted
-from trainstone.flows.observation import Observed
+from trainstone.flows.observation import Observation
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.launch_protocol import name_host
@@ -34,9 +34,9 @@ def describe_speed(
     fitted: Fitted,
     summary: StepSummary,
     telemetry: dict[str, Any],
-    seen: Observed,
+    seen: Observation,
     devices: list[schema.Device],
-    fed: schema.LoaderResult | None = None,
+    loader_result: schema.LoaderResult | None = None,
     page_faults: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
@@ -45,7 +45,9 @@ def describe_speed(
     hindered = {name: share for name, share in shares.items() if name in HINDRANCES}
     throttled = ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in hindered.items())
     throughput = scale_throughput(summary.throughput, len(devices))
-    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed) if seen.peaks else None
+    utilisation = (
+        assess_utilisation(fitted, summary, seen.peaks, telemetry, throttled, loader_result) if seen.peaks else None
+    )
     noise = grade_noise(
         *seen.pressure,
         step_variation_percent=summary.variation_percent,
@@ -62,8 +64,10 @@ def describe_speed(
         "energy": sum_energy(devices, throughput.images_per_second),
         "noise": noise,
         "findings": [
-            *checks.check_limits(utilisation or schema.Utilisation(), None if fed else summary.data_share, throttled),
-            *(checks.check_feeding(fed, summary.data_share) if fed else ()),
+            *checks.check_limits(
+                utilisation or schema.Utilisation(), None if loader_result else summary.data_share, throttled
+            ),
+            *(checks.check_loader(loader_result, summary.data_share) if loader_result else ()),
             *checks.check_machine(noise, memory, keep_memory=engine.keep_memory, threads=engine.threads, cores=cores),
             *([finding("not-measured", f"telemetry: {'; '.join(unsupported)}")] if unsupported else ()),
         ],
@@ -71,7 +75,7 @@ def describe_speed(
 
 
 def summarise_own(
-    fitted: Fitted, recorder: StepRecorder, seen: Observed, left_out: range = range(0)
+    fitted: Fitted, recorder: StepRecorder, seen: Observation, left_out: range = range(0)
 ) -> tuple[StepSummary, dict[str, Any]]:
     """Sum up this rank's steps that count, and its telemetry while they ran."""
     columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
@@ -81,7 +85,7 @@ def summarise_own(
     return summary, summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
 
 
-def describe_memory(seen: Observed, page_faults: NDArray[np.float64] | None = None) -> schema.Memory:
+def describe_memory(seen: Observation, page_faults: NDArray[np.float64] | None = None) -> schema.Memory:
     return schema.Memory(
         peak_device_bytes=seen.peak_bytes[0],
         peak_host_bytes=seen.peak_bytes[1],
@@ -96,12 +100,12 @@ def gather_devices(world: World, own: schema.Device) -> list[schema.Device]:
     return [schema.Device.model_validate(one) for one in devices or ()]
 
 
-def tell_verdict(
+def write_speed_verdict(
     fitted: Fitted,
     summary: StepSummary,
     utilisation: schema.Utilisation | None,
     noise: Noise,
-    fed: schema.LoaderResult | None = None,
+    loader_result: schema.LoaderResult | None = None,
     *,
     title: str = "",
     ranks: int = 1,
@@ -113,18 +117,18 @@ def tell_verdict(
         utilisation,
         noise,
         peak=f"{DEVICE_WORDS.get(fitted.device.type, 'device')}'s measured {fitted.config.train.precision} peak",
-        feeding=checks.tell_feeding(fed, summary.data_share) if fed else "",
+        feeding=checks.describe_data_bound(loader_result, summary.data_share) if loader_result else "",
         ranks=ranks,
     )
 
 
-def judge_utilisation(
+def assess_utilisation(
     fitted: Fitted,
     summary: StepSummary,
     peaks: Peaks,
     telemetry: dict[str, Any],
     throttled: str,
-    fed: schema.LoaderResult | None = None,
+    loader_result: schema.LoaderResult | None = None,
 ) -> schema.Utilisation:
     """Speed against the measured peaks, and what limits it."""
     work = fitted.work
@@ -141,7 +145,7 @@ def judge_utilisation(
         roofline_memory_seconds=memory_seconds,
     )
     busy = telemetry["util_percent"] if fitted.device.type == "cuda" else None
-    data_bound = fed.data_bound if fed else summary.data_share > checks.DATA_BOUND_SHARE
+    data_bound = loader_result.data_bound if loader_result else summary.data_share > checks.DATA_BOUND_SHARE
     limit = find_limit(utilisation, data_bound=data_bound, busy_percent=busy, throttled=throttled)
     return utilisation.model_copy(update={"limit": limit})
 
@@ -171,8 +175,8 @@ def describe_device(
     )
 
 
-def tell_skipped(loader: Loader | None) -> list[schema.Finding]:
+def check_skipped(loader: Loader | None) -> list[schema.Finding]:
     if loader is None or not loader.skipped:
         return []
-    told = f"damaged images skipped since the last start: {len(loader.bad_pictures)}, {loader.skipped} times in all"
-    return [finding("pictures-skipped", f"{told}; log.txt names them")]
+    message = f"damaged images skipped since the last start: {len(loader.bad_images)}, {loader.skipped} times in all"
+    return [finding("images-skipped", f"{message}; log.txt names them")]

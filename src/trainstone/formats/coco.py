@@ -1,4 +1,4 @@
-"""COCO's annotation files (instances_*.json) as plain records, read and written. Masks are skipped, pictures untouched.
+"""COCO's annotation files (instances_*.json) as plain records, read and written. Masks are skipped, images untouched.
 
 Any list of categories will do, not only COCO's 80. The shape of these files: https://cocodataset.org/#format-data
 """
@@ -72,7 +72,7 @@ def read_instances(path: Path) -> Instances:
     """Read instances_*.json, or a file with boxes only; without categories, the numbers are taken to be COCO's.
 
     Refused are numbers that are none, names that lead out of the folder, the same id or file name twice, and
-    annotations of pictures or categories that the file does not have.
+    annotations of images or categories that the file does not have.
     """
     data = b""
     try:
@@ -158,7 +158,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
-    """Yield an annotation file, in pieces, without these pictures and their annotations; the rest stays as written."""
+    """Yield an annotation file, in pieces, without these images and their annotations; the rest stays as written."""
     try:
         parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
         images = msgspec.json.decode(parts["images"], type=list[msgspec.Raw])

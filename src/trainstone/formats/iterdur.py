@@ -94,13 +94,13 @@ def parse_lines(lines: Iterable[str]) -> IterDur:
 
 
 def read_iterdur(path: Path) -> IterDur:
-    told = parse_lines(text for _, text in read_lines(path))
-    if not told.durations:
+    message = parse_lines(text for _, text in read_lines(path))
+    if not message.durations:
         raise DataError(
             f"{printable(str(path))}: no iteration duration in it",
             hint="the program prints them to stdout: redirect it, as in `python ... > resnet_iterdur_TIME_HOST.txt`",
         )
-    return told
+    return message
 
 
 def summarise_device(seconds: Sequence[float], host: str, device: int, train_seconds: float | None) -> DeviceRow:

@@ -155,8 +155,8 @@ class _NcuReader:
         process = parse_count(row["Process ID"].replace(",", ""))
         kernel = NcuKernel(process, self._table, kernel_id, row["Kernel Name"])
         kernel = self.kernels.setdefault((self._table, process, kernel_id, kernel.name), kernel)
-        told = [(row["Metric Name"], row["Metric Unit"], row["Metric Value"])]
-        for metric, unit, value in told if long else zip(self._columns, self._units, fields, strict=False):
+        message = [(row["Metric Name"], row["Metric Unit"], row["Metric Value"])]
+        for metric, unit, value in message if long else zip(self._columns, self._units, fields, strict=False):
             text = _INSTANCES.sub("", value)
             if metric in PLACE_COLUMNS and not long:
                 continue

@@ -52,9 +52,9 @@ class Entry(NamedTuple):
 
 
 def format_line(entry: Entry) -> str:
-    told = "" if entry.value is None else f": {json.dumps(entry.value)}"
+    message = "" if entry.value is None else f": {json.dumps(entry.value)}"
     head = f":::NVLOGv{entry.version} {entry.model} {entry.time_seconds:.9f} ({entry.file}:{entry.line})"
-    return printable(f"{head} {entry.key}{told}")
+    return printable(f"{head} {entry.key}{message}")
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
@@ -101,5 +101,5 @@ def _read_entry(text: str) -> Entry:
         value = json.loads(rest)
     except (ValueError, RecursionError):  # thousands of digits or brackets, too
         value = None
-    told = (message.strip(), None) if value is None else (key.rstrip(), value)
-    return Entry(version, None if model == "None" else model, float(seconds), file, int(line), *told)
+    shown = (message.strip(), None) if value is None else (key.rstrip(), value)
+    return Entry(version, None if model == "None" else model, float(seconds), file, int(line), *shown)

@@ -35,7 +35,7 @@ RULE = re.compile("^-{20,}$", re.MULTILINE)
 SLOTS_HINT = "name hosts with enough slots (--host a:4,b:4), or share cores: --mpirun --oversubscribe"
 
 
-class Death(NamedTuple):
+class RankExit(NamedTuple):
     rank: int
     host: str
     code: int  # exit code, or minus the signal that ended it
@@ -57,23 +57,23 @@ def settle(
     causes = [failure for failure in failures if not failure.echo]
     # A rank that left an echo did not die first, even where the engine saw it first.
     echoed = {failure.rank for failure in failures if failure.echo}
-    deaths = [death for death in find_deaths(engine_text, engine) if death.rank not in echoed]
-    if stopped and not causes and all(end in STOPPING for end in [death.code for death in deaths] or [code]):
+    rank_exits = [death for death in find_rank_exits(engine_text, engine) if death.rank not in echoed]
+    if stopped and not causes and all(end in STOPPING for end in [death.code for death in rank_exits] or [code]):
         return EXIT_RESUMABLE
-    if told := causes or ([] if deaths else failures):
-        failure = told[0]
+    if text := causes or ([] if rank_exits else failures):
+        failure = text[0]
         message = f"rank {failure.rank} on {failure.host}: {failure.message}"
         err = error_of_child(failure.exit_code, message, failure.hint)
         if failure.exit_code == TrainstoneError.exit_code:
             where = "the job's log" if engine == "slurm" else run / FOLDER / LOG
             err = TrainstoneError(message, hint=f"this is a bug; its traceback is in {where}")
     else:
-        err = _explain_engine(engine_text, engine, code, deaths[0] if deaths else None)
+        err = _explain_engine(engine_text, engine, code, rank_exits[0] if rank_exits else None)
     record_cause(run, err, launch)
     raise err
 
 
-def _explain_engine(engine_text: str, engine: str, code: int, death: Death | None) -> TrainstoneError:
+def _explain_engine(engine_text: str, engine: str, code: int, death: RankExit | None) -> TrainstoneError:
     """No rank has left a failure record: what the engine says of one, with what that printed; else its own message."""
     if death and death.code < 0:
         ended = f"rank {death.rank} on {death.host} {describe_exit(death.code)}"
@@ -132,22 +132,24 @@ def main(words: list[str]) -> int:
         return err.exit_code
 
 
-def find_deaths(text: str, engine: str) -> list[Death]:
+def find_rank_exits(text: str, engine: str) -> list[RankExit]:
     """Return the deaths of the last attempt, the likely cause first; those by SIGTERM, which engines send, last."""
     found, here = [], name_host()
     if engine == "local":
         before, _, root = text.rpartition(ROOT)
         others = before[before.rfind(" FAILED\n") :] if " FAILED\n" in before else ""
-        found = [Death(int(rank), here, int(code)) for part in (root, others) for rank, code in TORCHRUN.findall(part)]
+        found = [
+            RankExit(int(rank), here, int(code)) for part in (root, others) for rank, code in TORCHRUN.findall(part)
+        ]
     elif engine == "mpi":
-        found = [Death(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
-        found = found or [Death(int(rank), here, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
+        found = [RankExit(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
+        found = found or [RankExit(int(rank), here, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
     elif engine == "slurm":
         names = {signal.strsignal(number): number for number in signal.valid_signals()}
         for host, rank, words in SRUN.findall(text):  # such as Exited with exit code 3; Killed
             exited = re.search(r"exit code (\d+)", words)
             ended = next((number for name, number in names.items() if name and words.startswith(name)), signal.SIGKILL)
-            found.append(Death(int(rank), host, int(exited[1]) if exited else -ended))
+            found.append(RankExit(int(rank), host, int(exited[1]) if exited else -ended))
     return sorted(found, key=lambda death: death.code == -signal.SIGTERM)
 
 

@@ -87,7 +87,7 @@ def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = N
     return Verb(
         name=name,
         arguments=tuple(rest),
-        config=ask_plan(name, rest),
+        config=resolve_plan(name, rest),
         out=Path(_find_value(rest, "--out") or "runs"),
         resume=Path(resume) if resume else None,
         system=load_system(chosen) if chosen else None,
@@ -97,7 +97,7 @@ def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = N
     )
 
 
-def ask_plan(name: str, arguments: Sequence[str]) -> Config:
+def resolve_plan(name: str, arguments: Sequence[str]) -> Config:
     """Return the configuration that the verb would run with; raise its error where it would not run."""
     command = [*TRAINSTONE, name, *arguments, "--dry-run", "--json"]
     with TemporaryDirectory() as folder:

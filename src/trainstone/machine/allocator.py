@@ -49,10 +49,10 @@ def restart_keeping_memory() -> None:
 
 
 def keep_small_memory() -> None:
-    """Keep freed blocks of up to 32 MB, without a restart: enough for pictures, whose memory comes and goes.
+    """Keep freed blocks of up to 32 MB, without a restart: enough for images, whose memory comes and goes.
 
-    Returned to the kernel after each picture it costs a page fault for each 4 KiB and, with threads, a call to every
-    core (20,000 pictures of 95 kB, two cores: 4 s of system time instead of 1.5 s).
+    Returned to the kernel after each image it costs a page fault for each 4 KiB and, with threads, a call to every
+    core (20,000 images of 95 kB, two cores: 4 s of system time instead of 1.5 s).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

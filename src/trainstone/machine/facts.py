@@ -160,25 +160,25 @@ def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:
     except (nvml.NVMLError, OSError, AttributeError) as error:
         return [], f"no NVIDIA driver answers: {error}"
     try:
-        count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        count = _query(nvml, nvml.nvmlDeviceGetCount) or 0
         devices = [_read_nvidia_device(nvml, index) for index in range(count)]
         return devices, None if devices else "the NVIDIA driver answers but shows no device"
     finally:
-        _ask(nvml, nvml.nvmlShutdown)
+        _query(nvml, nvml.nvmlShutdown)
 
 
 def _read_nvidia_device(nvml: Any, index: int) -> dict[str, Any]:
-    handle = _ask(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    handle = _query(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
         return {"kind": "cuda", "index": index, "error": "NVML gives no handle for this device"}
 
     def ask(name: str, *more: Any) -> Any:
-        return _ask(nvml, lambda: getattr(nvml, name)(handle, *more))
+        return _query(nvml, lambda: getattr(nvml, name)(handle, *more))
 
-    def ask_watts(name: str) -> float | None:
+    def read_watts(name: str) -> float | None:
         return None if (milliwatts := ask(name)) is None else milliwatts / 1000
 
-    def ask_whether(name: str) -> bool | None:
+    def check_whether(name: str) -> bool | None:
         state = ask(name)  # MIG answers [current, pending]
         return None if state is None else bool(state[0] if isinstance(state, list | tuple) else state)
 
@@ -188,21 +188,21 @@ def _read_nvidia_device(nvml: Any, index: int) -> dict[str, Any]:
         "name": ask("nvmlDeviceGetName"),
         "uuid": ask("nvmlDeviceGetUUID"),
         "memory_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "total", None),
-        "driver": _ask(nvml, lambda: nvml.nvmlSystemGetDriverVersion()),
-        "power_limit_watts": ask_watts("nvmlDeviceGetEnforcedPowerLimit"),
-        "default_power_limit_watts": ask_watts("nvmlDeviceGetPowerManagementDefaultLimit"),
+        "driver": _query(nvml, lambda: nvml.nvmlSystemGetDriverVersion()),
+        "power_limit_watts": read_watts("nvmlDeviceGetEnforcedPowerLimit"),
+        "default_power_limit_watts": read_watts("nvmlDeviceGetPowerManagementDefaultLimit"),
         "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
         "pcie_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration"),  # the current one drops when idle
         "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),  # less than the maximum: a badly seated card
         "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        "ecc": ask_whether("nvmlDeviceGetCurrentEccMode"),
-        "mig": ask_whether("nvmlDeviceGetMigMode"),
-        "persistence": ask_whether("nvmlDeviceGetPersistenceMode"),
+        "ecc": check_whether("nvmlDeviceGetCurrentEccMode"),
+        "mig": check_whether("nvmlDeviceGetMigMode"),
+        "persistence": check_whether("nvmlDeviceGetPersistenceMode"),
     }
     return _without_absent(device)
 
 
-def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
+def _query(nvml: Any, question: Callable[[], Any]) -> Any:
     """Return one NVML answer; None when this device, driver or library cannot give it."""
     try:
         answer = question()

@@ -105,8 +105,8 @@ def settle_code(code: int, verb: str = "train") -> int:
         return code
     if read_rank().number == 0:
         # Ranks are stopped by schedulers and launchers; whose Ctrl-C it was the launcher knows.
-        told = EXIT_RESUMABLE if code == EXIT_INTERRUPTED and verb in RESUMABLE_VERBS else code
-        write_atomically(run / FOLDER / CODE, f"{told}\n")
+        message = EXIT_RESUMABLE if code == EXIT_INTERRUPTED and verb in RESUMABLE_VERBS else code
+        write_atomically(run / FOLDER / CODE, f"{message}\n")
     return 0
 
 
@@ -121,13 +121,13 @@ def leave_failure(err: Exception) -> None:
     run = launched_run()
     if run is None:
         return
-    told = err if isinstance(err, TrainstoneError) else TrainstoneError(f"{type(err).__name__}: {err}")
+    text = err if isinstance(err, TrainstoneError) else TrainstoneError(f"{type(err).__name__}: {err}")
     failure = Failure(
         rank=read_rank().number,
         host=name_host(),
-        exit_code=told.exit_code,
-        message=told.message,
-        hint=told.hint,
+        exit_code=text.exit_code,
+        message=text.message,
+        hint=text.hint,
         time_seconds=time.time(),
         echo=isinstance(err, PeerLostError),
     )

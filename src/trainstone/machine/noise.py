@@ -166,21 +166,21 @@ def grade_noise(
         load_before=before.loadavg_1min,
         governor=after.governor,
     )
-    doubts = _find_doubts(noise, before.num_cpus or 1, busiest_others(before, after))
+    warnings = _find_warnings(noise, before.num_cpus or 1, busiest_others(before, after))
     if drifting:
-        doubts.append(("C", "the speed was still drifting at the end"))
+        warnings.append(("C", "the speed was still drifting at the end"))
     if throttled:
-        doubts.append(("B", "a device was throttled"))
-    worst: Grade = max((grade for grade, _ in doubts), default="A")
-    return replace(noise, grade=worst, reasons=tuple(reason for _, reason in doubts))
+        warnings.append(("B", "a device was throttled"))
+    worst: Grade = max((grade for grade, _ in warnings), default="A")
+    return replace(noise, grade=worst, reasons=tuple(reason for _, reason in warnings))
 
 
-def _find_doubts(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[tuple[Grade, str]]:
+def _find_warnings(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[tuple[Grade, str]]:
     others, variation = noise.others_percent, noise.step_variation_percent
     others_per_cpu = None if others is None else others / num_cpus
     blame = f" ({', '.join(busiest)})" if busiest else ""
     steal, quota, memory = noise.steal_percent, noise.quota_percent, noise.memory_pressure_percent
-    doubts: list[tuple[Grade, str]] = []
+    warnings: list[tuple[Grade, str]] = []
     for percent, (limit_b, limit_c), reason in (
         (steal, STEAL_PERCENT, f"{steal or 0:.1f} % of CPU time was stolen by the hypervisor"),
         (others_per_cpu, OTHERS_PERCENT, f"other processes used {others or 0:.0f} % of one core{blame}"),
@@ -189,15 +189,15 @@ def _find_doubts(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[
         (variation, VARIATION_PERCENT, f"the step time varies by {variation or 0:.1f} %"),
     ):
         if percent is not None and percent >= limit_b:
-            doubts.append(("C" if percent >= limit_c else "B", reason))
+            warnings.append(("C" if percent >= limit_c else "B", reason))
     if noise.throttle_events:
-        doubts.append(("B", f"the CPU was throttled by heat {noise.throttle_events} times"))
+        warnings.append(("B", f"the CPU was throttled by heat {noise.throttle_events} times"))
     if others is None:  # an A must be earned
         load = "" if noise.load_before is None else f"; the load before the run was {noise.load_before:.2f}"
-        doubts.append(("B", f"the CPU time of other processes was not measured{load}"))
+        warnings.append(("B", f"the CPU time of other processes was not measured{load}"))
     if variation is not None and variation >= VARIATION_PERCENT[0] and noise.governor not in (None, "performance"):
-        doubts.append(("B", f"the CPU governor is {noise.governor}, which varies the clock"))
-    return doubts
+        warnings.append(("B", f"the CPU governor is {noise.governor}, which varies the clock"))
+    return warnings
 
 
 def _to_seconds(ticks: int) -> float:

@@ -10,11 +10,11 @@ SWITCH = Path("/proc/sys/vm/drop_caches")
 
 class CacheCleared(NamedTuple):
     done: bool
-    told: str
+    message: str
     at_seconds: float | None = None  # when, since 1970; None where nothing was tried
 
 
-NOT_ASKED = CacheCleared(False, "page cache not cleared: not requested")
+NOT_REQUESTED = CacheCleared(False, "page cache not cleared: not requested")
 
 
 def clear_page_cache() -> CacheCleared:

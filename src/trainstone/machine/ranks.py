@@ -51,14 +51,14 @@ class Rank(NamedTuple):
     local: int = 0
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Where rank 0 waits for the others."""
 
     host: str
     port: int
 
 
-ALONE = Rank()
+SINGLE_RANK = Rank()
 
 
 def read_rank() -> Rank:
@@ -68,7 +68,7 @@ def read_rank() -> Rank:
     """
     names = find_launcher()
     if names is None:
-        return ALONE
+        return SINGLE_RANK
     locals_ = [name for name in (names.local, *(other.local for other in VARIABLES)) if name in os.environ][:1]
     for name in (names.rank, names.world, *locals_):
         if not os.environ[name].isdecimal():
@@ -91,11 +91,13 @@ def count_sharing_ranks() -> int:
 
 def count_local_ranks() -> int:
     names = find_launcher()
-    told = re.match(r"\d+", os.environ.get(names.local_world, "") if names else "")  # Slurm writes 4(x2) for two hosts
-    return max(1, int(told.group())) if told else 1
+    message = re.match(
+        r"\d+", os.environ.get(names.local_world, "") if names else ""
+    )  # Slurm writes 4(x2) for two hosts
+    return max(1, int(message.group())) if message else 1
 
 
-def read_meeting() -> Meeting:
+def read_rendezvous() -> Rendezvous:
     """Return where the ranks meet: MASTER_ADDR and MASTER_PORT, each else as Slurm or the MPI launcher imply it."""
     names, port, host = find_launcher(), os.environ.get("MASTER_PORT"), os.environ.get("MASTER_ADDR")
     if not host:  # that of rank 0: the first of Slurm's list, or this one if all ranks are here
@@ -107,7 +109,7 @@ def read_meeting() -> Meeting:
     if port:
         if not (port.isdecimal() and 0 < int(port) < 65536):
             raise LaunchError(f"invalid MASTER_PORT={port}: expected a port from 1 to 65535")
-        return Meeting(host, int(port))
+        return Rendezvous(host, int(port))
     # A name that all ranks of this run share and other runs do not.
     job = next((os.environ[name] for name in JOB_NAMES if os.environ.get(name)), None)
     slurm = os.environ.get("SLURM_JOB_ID")
@@ -117,7 +119,7 @@ def read_meeting() -> Meeting:
         job = f"{slurm}.{os.environ.get('SLURM_STEP_ID', '')}"
     if job is None:
         raise LaunchError("MASTER_PORT is not set, and no launcher implies it", hint=SET_BOTH)
-    return Meeting(host, FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS)
+    return Rendezvous(host, FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS)
 
 
 def list_step_hosts(variables: Sequence[str] = NODE_LISTS) -> list[str]:

@@ -1,7 +1,7 @@
 """Default boxes of an SSD, the arithmetic of boxes, which default box learns which object, and the way back: from a
 network's scores to boxes, the best of all classes, duplicates left out (greedy non-maximum suppression).
 
-A box is four shares of the picture's width and height, as edges (left, top, right, bottom) or as a centre (x, y, width,
+A box is four shares of the image's width and height, as edges (left, top, right, bottom) or as a centre (x, y, width,
 height); what a network learns is its distance from a default.
 
 For 300 pixels all is the original's (arXiv 1512.02325, MLPerf's SSD300). What is ours is how other sizes follow.
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 MIN_IMAGE_SIZE = 64
-FIRST_STEP = 8  # pixels between two cells of the finest map: the network has halved the picture three times
-# The smallest boxes, in pixels of any picture: at 21 pixels, cells 8 pixels apart, an object of a box's shape overlaps
-# one by about a half wherever it lies. Scaled down with a small picture they would lie beside most objects.
+FIRST_STEP = 8  # pixels between two cells of the finest map: the network has halved the image three times
+# The smallest boxes, in pixels of any image: at 21 pixels, cells 8 pixels apart, an object of a box's shape overlaps
+# one by about a half wherever it lies. Scaled down with a small image they would lie beside most objects.
 FIRST_SCALES = (21.0, 45.0)
-LAST_SCALE = 1.05  # of the picture
-FEW_CELLS = 4  # maps of so many cells a side or fewer divide the picture evenly; larger ones keep the network's steps
+LAST_SCALE = 1.05  # of the image
+FEW_CELLS = 4  # maps of so many cells a side or fewer divide the image evenly; larger ones keep the network's steps
 CENTRE_VARIANCE, SIZE_VARIANCE = 0.1, 0.2
 MAX_PAIRS = 2**24  # objects x default boxes looked at together: 64 MB a tensor of them
 FORCED = 2.0  # more than any overlap
-NOWHERE = -3.0  # a box with all its edges there overlaps nothing that is in a picture
+NOWHERE = -3.0  # a box with all its edges there overlaps nothing that is in an image
 MAX_SCORES = 2**24  # looked at together: their keys take 128 MB
 BLOCK = 1024  # candidates whose overlaps are looked at together
 NOTHING = -1
@@ -50,12 +50,12 @@ class Level(NamedTuple):
 
 
 def list_levels(image_size: int) -> tuple[Level, ...]:
-    """Return the maps of a picture of so many pixels a side, down to a single cell; a ValueError if too small.
+    """Return the maps of an image of so many pixels a side, down to a single cell; a ValueError if too small.
 
-    Scales go from 21 and 45 pixels in even steps to 1.05 of the picture: for 300 pixels 21, 45, 99, ... 315.
+    Scales go from 21 and 45 pixels in even steps to 1.05 of the image: for 300 pixels 21, 45, 99, ... 315.
     """
     if image_size < MIN_IMAGE_SIZE:
-        raise ValueError(f"an SSD needs pictures of at least {MIN_IMAGE_SIZE} pixels, not {image_size}")
+        raise ValueError(f"an SSD needs images of at least {MIN_IMAGE_SIZE} pixels, not {image_size}")
     sizes = [(math.ceil(image_size / FIRST_STEP), True)]
     while sizes[-1][0] > 1:
         before = sizes[-1][0]
@@ -121,7 +121,7 @@ def overlap(first: Tensor, second: Tensor) -> Tensor:
     """
     left, top, right, bottom = first[..., :, None, :].unbind(-1)
     left_2, top_2, right_2, bottom_2 = second[..., None, :, :].unbind(-1)
-    # In place: with many pictures these are the largest tensors of a step beside the activations.
+    # In place: with many images these are the largest tensors of a step beside the activations.
     shared = torch.minimum(right, right_2).sub_(torch.maximum(left, left_2)).clamp_(min=0)
     shared.mul_(torch.minimum(bottom, bottom_2).sub_(torch.maximum(top, top_2)).clamp_(min=0))
     union = ((right - left) * (bottom - top) + (right_2 - left_2) * (bottom_2 - top_2)).sub_(shared)
@@ -137,9 +137,9 @@ def match(boxes: Tensor, labels: Tensor, defaults: Tensor, *, min_overlap: float
     `defaults` (defaults, 4) are centres. A box without an area is no object. Where two objects have the same best
     default box it learns the later one; of default boxes that are equally good the last is the best.
     """
-    num_pictures, num_objects, num_defaults = len(boxes), boxes.shape[1], len(defaults)
-    if not num_objects or not num_pictures:
-        return labels.new_zeros(num_pictures, num_defaults), boxes.new_zeros(num_pictures, num_defaults, 4)
+    num_images, num_objects, num_defaults = len(boxes), boxes.shape[1], len(defaults)
+    if not num_objects or not num_images:
+        return labels.new_zeros(num_images, num_defaults), boxes.new_zeros(num_images, num_defaults, 4)
     together = max(1, MAX_PAIRS // (num_objects * num_defaults))
     parts = zip(boxes.split(together), labels.split(together), strict=True)
     matched = [_match_part(*part, defaults, min_overlap) for part in parts]
@@ -151,14 +151,14 @@ def match(boxes: Tensor, labels: Tensor, defaults: Tensor, *, min_overlap: float
 
 def _match_part(boxes: Tensor, labels: Tensor, defaults: Tensor, min_overlap: float) -> tuple[Tensor, Tensor]:
     sizes = boxes[..., 2:] - boxes[..., :2]
-    real = (labels >= 0) & ((sizes > 0) & sizes.isfinite()).all(-1)  # (pictures, objects)
+    real = (labels >= 0) & ((sizes > 0) & sizes.isfinite()).all(-1)  # (images, objects)
     boxes = torch.where(real[..., None], boxes, NOWHERE)
     # argmax and max take the first of equals; looked at backwards that is the last.
-    overlaps = overlap(boxes.flip(1), to_edges(defaults.flip(0)))  # (pictures, objects, defaults), both backwards
+    overlaps = overlap(boxes.flip(1), to_edges(defaults.flip(0)))  # (images, objects, defaults), both backwards
     best_default = overlaps.argmax(2, keepdim=True)
     overlaps.scatter_(2, best_default, real.flip(1)[..., None] * FORCED)
     best, backwards = overlaps.max(1)
-    best, chosen = best.flip(1), (boxes.shape[1] - 1 - backwards).flip(1)  # (pictures, defaults)
+    best, chosen = best.flip(1), (boxes.shape[1] - 1 - backwards).flip(1)  # (images, defaults)
     learns = best > min_overlap
     targets = torch.where(learns, labels.gather(1, chosen) + 1, 0)
     objects = boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
@@ -166,10 +166,10 @@ def _match_part(boxes: Tensor, labels: Tensor, defaults: Tensor, min_overlap: fl
 
 
 class FoundBoxes(NamedTuple):
-    """A batch's boxes, the best first; where a picture has fewer than others, its last rows are empty."""
+    """A batch's boxes, the best first; where an image has fewer than others, its last rows are empty."""
 
     edges: Tensor
-    """float32 (batch, most, 4), within the picture; zeros where there is none."""
+    """float32 (batch, most, 4), within the image; zeros where there is none."""
     labels: Tensor
     """int64 (batch, most), classes from 0; -1 where there is none."""
     scores: Tensor
@@ -180,10 +180,10 @@ class FoundBoxes(NamedTuple):
 def find_boxes(
     scores: Tensor, offsets: Tensor, defaults: Tensor, *, min_score: float, before: int, overlap: float, most: int
 ) -> FoundBoxes:
-    """Return the boxes that a network means, at most `most` a picture.
+    """Return the boxes that a network means, at most `most` an image.
 
     Scores (batch, boxes, classes + 1) are logits, the background's first. The `before` best pairs of box and class of a
-    picture with a score above `min_score` are looked at; of two boxes of a class that overlap by more than `overlap`
+    image with a score above `min_score` are looked at; of two boxes of a class that overlap by more than `overlap`
     the worse is left out, if the better is not left out itself. Equal scores: the earlier default box, then the lower
     class, is the better. What is no number is nothing.
     """
@@ -206,8 +206,8 @@ def find_boxes(
 def _choose_candidates(
     scores: Tensor, offsets: Tensor, defaults: Tensor, min_score: float, before: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return edges, labels and scores of each picture's best pairs, the best first; labels are -1 where none is."""
-    chances = scores.float().softmax(2)[..., 1:].flatten(1)  # (pictures, boxes * classes)
+    """Return edges, labels and scores of each image's best pairs, the best first; labels are -1 where none is."""
+    chances = scores.float().softmax(2)[..., 1:].flatten(1)  # (images, boxes * classes)
     num_classes = scores.shape[2] - 1
     places = torch.arange(chances.shape[1], device=chances.device)
     # Bits of positive floats are in the order of their values: with the place behind them no two keys are equal, and
@@ -223,7 +223,7 @@ def _choose_candidates(
 
 
 def _suppress(edges: Tensor, labels: Tensor, max_overlap: float) -> Tensor:
-    """Return which candidates stay, bool (pictures, candidates): block by block, so that memory is bounded."""
+    """Return which candidates stay, bool (images, candidates): block by block, so that memory is bounded."""
     keep = labels != NOTHING
     blocks = [slice(begin, begin + BLOCK) for begin in range(0, labels.shape[1], BLOCK)]
     for number, block in enumerate(blocks):
@@ -236,7 +236,7 @@ def _suppress(edges: Tensor, labels: Tensor, max_overlap: float) -> Tensor:
 
 
 def _find_duplicates(edges: Tensor, labels: Tensor, better: slice, worse: slice, max_overlap: float) -> Tensor:
-    """Tell for each two candidates whether the better would hide the worse: bool (pictures, better, worse)."""
+    """Tell for each two candidates whether the better would hide the worse: bool (images, better, worse)."""
     same = labels[:, better, None] == labels[:, None, worse]
     return (overlap(edges[:, better], edges[:, worse]) > max_overlap) & same
 

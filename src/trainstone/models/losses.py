@@ -55,11 +55,11 @@ def mix_loss(
 def detection_loss(
     scores: Tensor, offsets: Tensor, targets: Tensor, target_offsets: Tensor, *, negatives: float
 ) -> Tensor:
-    """Return the batch's mean in fp32: each picture's loss over the number of its boxes with an object.
+    """Return the batch's mean in fp32: each image's loss over the number of its boxes with an object.
 
     Scores (batch, boxes, classes + 1) are logits, the background's first; `targets` and `target_offsets` are as
     `match` of models/boxes.py gives them. For each box with an object the `negatives` hardest of the background count:
-    those with the highest loss. A picture without an object counts as 0, and every parameter still gets a gradient.
+    those with the highest loss. An image without an object counts as 0, and every parameter still gets a gradient.
     """
     scores, offsets = scores.float(), offsets.float()
     positive = targets > 0  # (batch, boxes)

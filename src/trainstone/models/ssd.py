@@ -84,7 +84,7 @@ def _draw(layer: nn.Conv2d, *parts: int) -> None:
 def build_ssd(depth: int, *, num_classes: int, image_size: int, width: int = 64, norm: str = "batch") -> nn.Module:
     """Build an SSD on torch's default device, from its default generator; `num_classes` is without the background.
 
-    It may be fed pictures of `image_size` alone: its boxes are those of default_boxes(image_size), in their order.
+    It may be fed images of `image_size` alone: its boxes are those of default_boxes(image_size), in their order.
     """
     model = Ssd(depth, num_classes, list_levels(image_size), width, norm)
     if not model.heads[0].weight.is_meta:

@@ -420,5 +420,5 @@ def convert_weights(source: Path, target: Path) -> Converted:
         write_bytes(target, memory.getvalue())
     parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
     left_out = (*others, *(name for name in weights if name not in kept))
-    told = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
-    return Converted(str(told), kind, len(kept), parameters, target.stat().st_size, left_out)
+    message = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
+    return Converted(str(message), kind, len(kept), parameters, target.stat().st_size, left_out)

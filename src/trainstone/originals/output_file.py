@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 STEPS = "steps-rank0000.csv"
 
 
-class Seat(NamedTuple):
+class RankPlacement(NamedTuple):
     """Where a rank computes."""
 
     host: str
@@ -44,7 +44,7 @@ class RunFacts:
     ranks: int
     global_batch: int
     """Images per step, of all ranks."""
-    train_pictures: int
+    train_images: int
     """Of an epoch; ImageNet's where batches are synthetic."""
     began: float
     """When the run's clock was at 0, in seconds since 1970. It stands still between two starts, and so do all times."""
@@ -56,7 +56,7 @@ class RunFacts:
     """Where this start begins: 0 unless the run was resumed."""
     history: tuple[Evaluation, ...] = ()
     """Evaluations before this start."""
-    seats: tuple[Seat, ...] = ()
+    placements: tuple[RankPlacement, ...] = ()
     """Of all ranks, where there are several."""
 
     @property

@@ -62,7 +62,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Outline:
-    """A box on a picture, in its pixels, and what is in it."""
+    """A box on an image, in its pixels, and what is in it."""
 
     left: float
     top: float
@@ -71,14 +71,14 @@ class Outline:
     text: str
     look: str = ""  # how it is drawn: true, right or wrong; otherwise as a plain box
     score: float | None = None  # how sure it is: in a gallery with min_score, less sure ones are hidden
-    tag: str = ""  # what stands on the picture, its first letter at tag_left, its base line at tag_base
+    tag: str = ""  # what stands on the image, its first letter at tag_left, its base line at tag_base
     tag_left: float = 0.0
     tag_base: float = 0.0
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A small picture with its caption; `jpeg_base64` holds nothing but base64."""
+class Image:
+    """A small image with its caption; `jpeg_base64` holds nothing but base64."""
 
     jpeg_base64: str
     width: int
@@ -89,14 +89,14 @@ class Picture:
     alt: str = ""  # what is to be seen; the title where there is nothing more to say
     num_true: int = 0
     num_right: int = 0  # right outlines that are shown at first
-    letter_height: float = 0.0  # of tags, in the picture's pixels
+    letter_height: float = 0.0  # of tags, in the image's pixels
 
 
 @dataclass(frozen=True)
 class Gallery:
-    rows: Sequence[Picture]
+    rows: Sequence[Image]
     min_score: float | None = None
-    """Larger pictures of true, right and wrong boxes, of which the less sure are hidden; the reader can move it."""
+    """Larger images of true, right and wrong boxes, of which the less sure are hidden; the reader can move it."""
     kind: str = "gallery"
 
 

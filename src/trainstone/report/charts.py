@@ -98,12 +98,12 @@ def read_shown(part: dict[str, Any], around: Rows | None = None) -> tuple[list[s
 def describe(titles: Sequence[str], cells: list[list[Any]]) -> str:
     """Say what a chart shows: every row of a few, the first and the last of many."""
     rows = cells if len(cells) <= MOST_NAMED else [cells[0], cells[-1]]
-    told = []
+    message = []
     for first, *rest in rows:
         parts = [f"{title} {show(cell)}" for title, cell in zip(titles[1:], rest, strict=True) if show(cell)]
-        told.append(f"{shorten(show(first), CELL_LENGTH)}: {', '.join(parts)}")
+        message.append(f"{shorten(show(first), CELL_LENGTH)}: {', '.join(parts)}")
     many = "" if rows is cells else f"{len(cells)} values; the first and the last: "
-    return f"{many}{'; '.join(told)}."
+    return f"{many}{'; '.join(message)}."
 
 
 def show(cell: Any) -> str:
@@ -125,7 +125,7 @@ def clean(value: Any) -> Any:
 
 
 def round_sensibly(value: float) -> float:
-    """Five digits: enough for any picture, and short."""
+    """Five digits: enough for any image, and short."""
     return float(f"{value:.5g}")
 
 
@@ -229,7 +229,9 @@ def dots(
     layers = [*under]
     if known := [row for row in rows if "low" in row]:
         layers.append(mark("rule", known, {"strokeWidth": 3}, y=y, x=another(x, "low"), x2="high:Q", color=OWN_COLOUR))
-    layers.append(points(rows, size, y=y, x=x, color=OWN_COLOUR, tooltip=tooltip or tips(what="name", told=x["title"])))
+    layers.append(
+        points(rows, size, y=y, x=x, color=OWN_COLOUR, tooltip=tooltip or tips(what="name", shown=x["title"]))
+    )
     return layered(layers, height_of(len(rows), step))
 
 
@@ -239,7 +241,7 @@ def bars(
 ) -> Any:  # fmt: skip
     """A named bar across for each row, `label` beside it, and its interval from low to high where it has one."""
     y = names_down(limit=limit, ticks=False, domain=False, labelPadding=5)
-    tooltip, color = tooltip or tips(what="name", told=x["title"]), color or alt.value(BLUE)
+    tooltip, color = tooltip or tips(what="name", shown=x["title"]), color or alt.value(BLUE)
     layers = [mark("bar", rows, {"height": {"band": 0.72}}, y=y, x=x, color=color, tooltip=tooltip)]
     if label:
         ends = [row | {"end": row.get("high", row["x"])} for row in rows]
@@ -300,7 +302,7 @@ def stacked(
         labels = {part: f"{part} {format_percent(parts[part] / totals[bar], 0)}" for part in used}
     rows: Rows = [
         {"what": bar, "part": labels[part], "x": round_sensibly(spent * factor), "order": used.index(part)}
-        | {"told": format_seconds(spent), "share": format_percent(spent / totals[bar])}
+        | {"shown": format_seconds(spent), "share": format_percent(spent / totals[bar])}
         for bar, parts in seconds.items()
         for part, spent in parts.items()
     ]
@@ -310,7 +312,7 @@ def stacked(
     chart = mark(
         "bar", rows, {} if several else {"height": 34}, x=x, y=names_down(labelOverlap=False) if several else None,
         color=colours({labels[part]: kinds[part] for part in used}, "part", columns=5 if several else 3),
-        order="order:Q", tooltip=tips(**({"what": "bar"} if several else {}), part="part", told="takes", share="share"),
+        order="order:Q", tooltip=tips(**{"what": "bar"} if several else {}, part="part", shown="takes", share="share"),
     )  # fmt: skip
     height = height_of(len(seconds), 26) if several else 44
     return figure(name, title, "", chart.properties(width="container", height=height))

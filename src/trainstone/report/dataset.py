@@ -1,4 +1,4 @@
-"""The page of a data set: what it holds, how its labels and sizes are spread, and some of its pictures."""
+"""The page of a data set: what it holds, how its labels and sizes are spread, and some of its images."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from trainstone.report.blocks import Block, FactsBlock, Gallery, Outline, Picture, Section
+from trainstone.report.blocks import Block, FactsBlock, Gallery, Image, Outline, Section
 from trainstone.report.charts import BLUE, Rows, across, bars, figure, mark, tips, up
 from trainstone.report.page import Page
 from trainstone.results.schema.dataset import ClassSummary, DatasetSummary, Quantiles
@@ -26,42 +26,42 @@ def build_dataset_page(summary: DatasetSummary) -> Page:
     ]
     name = summary.name or Path(summary.path).name or "data set"
     records = " and ".join(f"{split.records:,} in {split.name}" for split in summary.splits)
-    pictures = format_count(sum(split.records for split in summary.splits), "picture")
+    images = format_count(sum(split.records for split in summary.splits), "image")
     classes = "1 class" if len(summary.classes) == 1 else f"{len(summary.classes):,} classes"
     return Page(
         title=f"{name}: {records}",
         about=f"data · {name}",
-        verdict=f"{name}: {pictures} of {classes}" + (f", {records}" if len(summary.splits) > 1 else ""),
+        verdict=f"{name}: {images} of {classes}" + (f", {records}" if len(summary.splits) > 1 else ""),
         setting=f"{'detection' if summary.kind == 'detect' else 'classification'} · {summary.storage} · {summary.path}",
         sections=[section for section in built if section is not None],
     )
 
 
 def build_overview(summary: DatasetSummary) -> Section:
-    looked = sum(split.looked_at.pictures for split in summary.splits if split.looked_at)
+    looked = sum(split.looked_at.images for split in summary.splits if split.looked_at)
     tiles = [
-        ("pictures", f"{sum(split.records for split in summary.splits):,}"),
+        ("images", f"{sum(split.records for split in summary.splits):,}"),
         ("classes", f"{len(summary.classes):,}"),
     ]
     num_bad = sum(split.num_bad for split in summary.splits)
     counted = [split.boxes for split in summary.splits if split.boxes]
     if counted:
         all_of_them = all(split.counted == split.records for split in summary.splits)
-        where = "" if all_of_them else f" in {sum(boxes.pictures for boxes in counted):,} pictures"
+        where = "" if all_of_them else f" in {sum(boxes.images for boxes in counted):,} images"
         tiles.append((f"boxes{where}", f"{sum(boxes.boxes for boxes in counted):,}"))
-    tiles += [("stored as", summary.storage), ("bad pictures met", f"{num_bad:,}")]
+    tiles += [("stored as", summary.storage), ("bad images met", f"{num_bad:,}")]
     rows = []
     for split in summary.splits:
         size, shown = "" if split.bytes is None else format_bytes(split.bytes), [""] * 3
         if seen := split.looked_at:
             size = size or f"about {format_bytes(seen.bytes.mean * split.records)}"
-            shares = [describe_shares(counts, seen.pictures) for counts in (seen.kinds, seen.colours)]
+            shares = [describe_shares(counts, seen.images) for counts in (seen.kinds, seen.colours)]
             shown = [f"{seen.width.median:.0f} × {seen.height.median:.0f}", *shares]
         shards = "" if split.shards is None else f"{split.shards:,}"
         rows.append([split.name, f"{split.records:,}", size, shards, *shown, f"{split.num_bad:,}"])
-    columns = {"split": False, "pictures": True, "bytes": True, "files": True, "median size": False, "kinds": False}
+    columns = {"split": False, "images": True, "bytes": True, "files": True, "median size": False, "kinds": False}
     table = keep_filled(columns | {"colours": False, "bad": True}, rows)
-    lead = f"Sizes, kinds and colours are those of {looked:,} pictures, evenly spaced over each split."
+    lead = f"Sizes, kinds and colours are those of {looked:,} images, evenly spaced over each split."
     return Section("overview", "At a glance", [FactsBlock(tiles, big=True), table], lead)
 
 
@@ -75,7 +75,7 @@ def describe_shares(counts: dict[str, int], total: int) -> str:
 def build_samples(summary: DatasetSummary) -> Section | None:
     if not summary.samples:
         return None
-    pictures = []
+    images = []
     for sample in summary.samples:
         width, height = sample.width, sample.height
         outlines = [  # from shares to pixels
@@ -89,36 +89,36 @@ def build_samples(summary: DatasetSummary) -> Section | None:
             for box in sample.boxes
         ]
         note = f"{sample.split} · {sample.name}"
-        pictures.append(Picture(sample.jpeg_base64, width, height, sample.label, note, outlines))
+        images.append(Image(sample.jpeg_base64, width, height, sample.label, note, outlines))
     lead = "Evenly spaced over the split." if summary.kind == "detect" else "Evenly spaced over the classes."
-    return Section("samples", "Pictures", [Gallery(pictures)], lead)
+    return Section("samples", "Images", [Gallery(images)], lead)
 
 
 def build_labels(summary: DatasetSummary) -> Section | None:
     """How often each class comes: by name where there are few, by rank where there are many."""
-    what = "boxes" if summary.kind == "detect" else "pictures"
+    what = "boxes" if summary.kind == "detect" else "images"
     names = name_classes(summary.classes)
     blocks: list[Block] = []
-    doubts = []
+    warnings = []
     for number, split in enumerate(summary.splits):
         if split.outside:
-            doubts.append((f"{split.name}: labels that no class has", f"{split.outside:,}"))
+            warnings.append((f"{split.name}: labels that no class has", f"{split.outside:,}"))
         if split.unlabelled:
-            doubts.append((f"{split.name}: without a class", f"{split.unlabelled:,}"))
+            warnings.append((f"{split.name}: without a class", f"{split.unlabelled:,}"))
         if not any(split.class_counts):
             continue
         pairs = sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
         title = f"{split.name}: {what} of each class"
-        told = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."
+        message = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."
         if len(pairs) > MAX_BARS:
             title = f"{split.name}: {what} of the {MAX_BARS // 2} most and least frequent of {len(pairs):,} classes"
             pairs = pairs[: MAX_BARS // 2] + pairs[-MAX_BARS // 2 :]
         rows: Rows = [{"what": name, "x": count} for name, count in pairs]
         chart = bars(rows, across(what, tickCount=5), step=18, tooltip=tips(what="class", x=what))
         table = Table(("class", what), [[name, f"{count:,}"] for name, count in pairs], numeric=(False, True))
-        blocks.append(figure(f"labels-{number}", title, told, chart, table))
-    if doubts:
-        blocks.append(FactsBlock(doubts))
+        blocks.append(figure(f"labels-{number}", title, message, chart, table))
+    if warnings:
+        blocks.append(FactsBlock(warnings))
     if not blocks:
         return None
     split = summary.splits[0]
@@ -128,7 +128,7 @@ def build_labels(summary: DatasetSummary) -> Section | None:
         lead = f"A class of {split.name} has {least:,} to {most:,} {what}."
     partly = [part for part in summary.splits if part.counted < part.records]
     sampled = ", ".join(f"{part.counted:,} of {part.records:,} in {part.name}" for part in partly)
-    return Section("labels", "Classes", blocks, f"{lead} Not all pictures were counted: {sampled}." if partly else lead)
+    return Section("labels", "Classes", blocks, f"{lead} Not all images were counted: {sampled}." if partly else lead)
 
 
 def build_boxes(summary: DatasetSummary) -> Section | None:
@@ -137,32 +137,32 @@ def build_boxes(summary: DatasetSummary) -> Section | None:
     for place, split in enumerate(summary.splits):
         if not split.boxes:
             continue
-        if split.boxes.pictures:
-            means.append(f"{split.boxes.boxes / split.boxes.pictures:.1f} in {split.name}")
+        if split.boxes.images:
+            means.append(f"{split.boxes.boxes / split.boxes.images:.1f} in {split.name}")
         counts: Counter[int] = Counter()
-        for number, pictures in split.boxes.per_picture.items():
-            counts[min(number, MAX_BOX_BARS)] += pictures
+        for number, images in split.boxes.per_image.items():
+            counts[min(number, MAX_BOX_BARS)] += images
         most = max(counts, default=0)
         rows: Rows = [{"boxes": number, "y": counts[number]} for number in range(most + 1)]
         title_x = f"boxes ({MAX_BOX_BARS} and more in the last bar)" if most == MAX_BOX_BARS else "boxes"
         x = alt.X("boxes:O", title=title_x, axis=alt.Axis(labelAngle=0, labelOverlap=True))
-        layers = [mark("bar", rows, {"color": BLUE}, x=x, y=up("pictures"), tooltip=tips("boxes", y="pictures"))]
-        title = f"{split.name}: pictures by their number of boxes"
-        largest = max(split.boxes.per_picture, default=0)
-        told = f"{title}: {split.boxes.pictures:,} pictures with 0 to {largest:,} boxes."
-        table = Table(("boxes", "pictures"), [[str(r["boxes"]), f"{r['y']:,}"] for r in rows], numeric=(True, True))
-        blocks.append(figure(f"boxes-{place}", title, told, layers, table, height=180))
+        layers = [mark("bar", rows, {"color": BLUE}, x=x, y=up("images"), tooltip=tips("boxes", y="images"))]
+        title = f"{split.name}: images by their number of boxes"
+        largest = max(split.boxes.per_image, default=0)
+        message = f"{title}: {split.boxes.images:,} images with 0 to {largest:,} boxes."
+        table = Table(("boxes", "images"), [[str(r["boxes"]), f"{r['y']:,}"] for r in rows], numeric=(True, True))
+        blocks.append(figure(f"boxes-{place}", title, message, layers, table, height=180))
     lead = f"On average {', '.join(means)}." if means else ""
-    return Section("boxes", "Boxes of a picture", blocks, lead) if blocks else None
+    return Section("boxes", "Boxes of an image", blocks, lead) if blocks else None
 
 
 def build_sizes(summary: DatasetSummary) -> Section | None:
-    """How large pictures are; no chart where all are alike."""
+    """How large images are; no chart where all are alike."""
     rows, blocks, looked = [], list[Block](), []
     for number, split in enumerate(summary.splits):
         if split.looked_at is None:
             continue
-        looked.append(f"{split.looked_at.pictures:,} of {split.records:,} in {split.name}")
+        looked.append(f"{split.looked_at.images:,} of {split.records:,} in {split.name}")
         for what in ("width", "height", "bytes"):
             spread: Quantiles = getattr(split.looked_at, what)
             show = format_bytes if what == "bytes" else "{:,.0f}".format
@@ -171,32 +171,32 @@ def build_sizes(summary: DatasetSummary) -> Section | None:
         sizes = split.looked_at.sizes
         if len(sizes) < 2:
             continue
-        shown = sizes[:MAX_SIZES]  # a circle each, as large as there are pictures
-        circles: Rows = [{"x": size.width, "y": size.height, "pictures": size.pictures} for size in shown]
-        area = alt.Scale(range=[25, 900], domain=[0, max(size.pictures for size in shown)])
+        shown = sizes[:MAX_SIZES]  # a circle each, as large as there are images
+        circles: Rows = [{"x": size.width, "y": size.height, "images": size.images} for size in shown]
+        area = alt.Scale(range=[25, 900], domain=[0, max(size.images for size in shown)])
         scale: dict[str, Any] = {"zero": False, "nice": True, "padding": 16}
         look = {"color": BLUE, "opacity": 0.55, "stroke": BLUE, "strokeWidth": 1}
         x, y = across("width (pixels)", **scale), up("height (pixels)", **scale)
-        count = alt.Size("pictures:Q", scale=area, legend=None)
-        layers = [mark("circle", circles, look, x=x, y=y, size=count, tooltip=tips("pictures", x="width", y="height"))]
-        title, most = f"{split.name}: sizes of pictures", shown[0]
-        told = f"{title}: {len(sizes):,} sizes, most often {most.width} × {most.height} ({most.pictures:,} pictures)"
-        told += "." if len(shown) == len(sizes) else f"; the {len(shown)} most frequent are drawn."
-        cells = [[str(size.width), str(size.height), f"{size.pictures:,}"] for size in shown[:20]]
-        table = Table(("width", "height", "pictures"), cells, "The most frequent sizes", numeric=(True,) * 3)
-        blocks.append(figure(f"sizes-{number}", title, told, layers, table, height=280))
+        count = alt.Size("images:Q", scale=area, legend=None)
+        layers = [mark("circle", circles, look, x=x, y=y, size=count, tooltip=tips("images", x="width", y="height"))]
+        title, most = f"{split.name}: sizes of images", shown[0]
+        message = f"{title}: {len(sizes):,} sizes, most often {most.width} × {most.height} ({most.images:,} images)"
+        message += "." if len(shown) == len(sizes) else f"; the {len(shown)} most frequent are drawn."
+        cells = [[str(size.width), str(size.height), f"{size.images:,}"] for size in shown[:20]]
+        table = Table(("width", "height", "images"), cells, "The most frequent sizes", numeric=(True,) * 3)
+        blocks.append(figure(f"sizes-{number}", title, message, layers, table, height=280))
     if not rows:
         return None
     columns = ("", "smallest", "5 % below", "median", "5 % above", "largest", "mean")
     blocks.append(Table(columns, rows, numeric=(False, *(True,) * 6)))
-    return Section("sizes", "Sizes of pictures", blocks, f"Looked at {', '.join(looked)}, evenly spaced.")
+    return Section("sizes", "Sizes of images", blocks, f"Looked at {', '.join(looked)}, evenly spaced.")
 
 
 def build_bad(summary: DatasetSummary) -> Section | None:
     rows = [[bad.where, bad.why] for split in summary.splits for bad in split.bad]
-    total = format_count(sum(split.num_bad for split in summary.splits), "picture")
+    total = format_count(sum(split.num_bad for split in summary.splits), "image")
     lead = f"{total} met on the way cannot be used; trainstone data verify looks at all."
-    return Section("bad", "Bad pictures", [Table(("where", "why"), rows)], lead) if rows else None
+    return Section("bad", "Bad images", [Table(("where", "why"), rows)], lead) if rows else None
 
 
 def name_classes(classes: Sequence[ClassSummary]) -> list[str]:

@@ -75,7 +75,7 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
         knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
         rated = [row for row in sweep.rows if row.images_per_second is not None]
         best = (find_knee_row(sweep, knee) if knee else None) or max(rated, key=lambda row: row.rate, default=None)
-        batch = f"sweep {sweep.tell_batches() or sweep.key}" + (f": {label_row(sweep, best)}" if best else "")
+        batch = f"sweep {sweep.describe_batches() or sweep.key}" + (f": {label_row(sweep, best)}" if best else "")
     measured = best if result.sweep else result.throughput
     rate = measured.images_per_second if measured else None
     half = measured.half_width if measured else None

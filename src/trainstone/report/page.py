@@ -51,7 +51,7 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     quality.build,
     training.build_convergence,
     training.build_runs,
-    speed.build_feeding,
+    speed.build_loader,
     timeline.build,
     speed.build_distribution,
     speed.build_phases,
@@ -105,10 +105,10 @@ def build_page(view: RunView) -> Page:
             section = build(view)
         except (ArithmeticError, LookupError, TypeError, ValueError) as err:  # a damaged or foreign result.json
             name = f"{build.__module__.rpartition('.')[2]}.{build.__name__}"
-            told = printable(f"{name} cannot be drawn: {type(err).__name__}: {err}")
-            log.warning("%s", told)
+            message = printable(f"{name} cannot be drawn: {type(err).__name__}: {err}")
+            log.warning("%s", message)
             log.debug("%s", name, exc_info=err)
-            view.doubts.append(told)
+            view.warnings.append(message)
             continue
         built += [section] if section is not None else []
     return Page(

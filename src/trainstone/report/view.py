@@ -32,7 +32,7 @@ class RunView:
     path: Path
     result: Result
     page_folder: Path  # where the page will lie; its links start there
-    doubts: list[str] = field(default_factory=list)  # files that could not be read, in words
+    warnings: list[str] = field(default_factory=list)  # files that could not be read, in words
 
     def address(self, name: str) -> str:
         """Return the address of one of the run's files, relative to the page."""
@@ -43,7 +43,7 @@ class RunView:
         try:
             return reader(self.path / name) if (self.path / name).is_file() else None
         except ResultError as err:
-            self.doubts.append(err.message)
+            self.warnings.append(err.message)
             return None
 
     @cached_property
@@ -72,7 +72,7 @@ class RunView:
                 files = (f"{point.run}/{name}" for name in ("report.html", "result.json"))
                 link = next((self.address(file) for file in files if (self.path / file).is_file()), None)
             except ResultError as err:
-                self.doubts.append(err.message)
+                self.warnings.append(err.message)
             found.append(Child(point.label, point.run, result, link))
         return found
 

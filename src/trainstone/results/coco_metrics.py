@@ -1,4 +1,4 @@
-"""How well boxes are found: COCO's twelve numbers, and what tables and pictures need beside them.
+"""How well boxes are found: COCO's twelve numbers, and what tables and images need beside them.
 
 The counting is done by libraries that agree with pycocotools to the last digit.
 hotcoco first: other Python threads run while it evaluates and accumulates (benchmarks/coco_eval.py). It uses all cores
@@ -25,8 +25,8 @@ Flags = NDArray[np.bool_]
 AREAS = {"all": 0, "small": 1, "medium": 2, "large": 3}  # size of the true boxes -> place in the arrays of _count
 SIZE_LIMITS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, np.inf)}
 RECALLS = np.linspace(0.0, 1.0, 101)  # where precision is read off
-MATCH_OVERLAP = 0.5  # of a found box with a true one, for pictures to look at
-MOST_FOUND = 100  # found boxes of a picture and class that count, by their score
+MATCH_OVERLAP = 0.5  # of a found box with a true one, for images to look at
+MOST_FOUND = 100  # found boxes of an image and class that count, by their score
 
 OVERLAPS = {"map50": slice(0, 1), "map75": slice(5, 6)}
 """Metric -> place among the overlaps 0.5, 0.55 ... 0.95; all others are the mean of all."""
@@ -63,7 +63,7 @@ TABLES: dict[str, tuple[str, Literal["table", "bars", "lines"], list[str]]] = {
 class Truth:
     """True boxes, one a place of each array."""
 
-    picture: Integers
+    image: Integers
     label: Integers
     edges: Numbers  # (n, 4): left, top, right, bottom in pixels
     area: Numbers  # of the thing itself where that is known, in pixels: what makes it small or large
@@ -72,7 +72,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Detections:
-    picture: Integers
+    image: Integers
     label: Integers
     edges: Numbers  # (n, 4): left, top, right, bottom in pixels
     score: Numbers
@@ -94,7 +94,7 @@ class BoxScores:
     """map50, map75, map -> precision at each of RECALLS, mean of the classes that have true boxes."""
     classes: list[ClassScore]  # by label
     sizes: dict[str, int]  # small, medium, large -> number of true boxes
-    num_pictures: int
+    num_images: int
     num_true: int  # without crowds
     num_found: int
     evaluator: str  # name and version of the library that counted
@@ -104,30 +104,30 @@ def score_boxes(
     truth: Truth,
     found: Detections,
     *,
-    pictures: Integers,
+    images: Integers,
     num_classes: int,
     inclusive_edges: bool = False,
     evaluator: str | None = None,
 ) -> BoxScores:
-    """Return COCO's numbers over the pictures judged, which are named by their numbers; those without boxes as well.
+    """Return COCO's numbers over the images judged, which are named by their numbers; those without boxes as well.
 
-    Equal scores count in the order of the pictures' numbers (COCO's: of their ids), in one picture in the order given.
+    Equal scores count in the order of the images' numbers (COCO's: of their ids), in one image in the order given.
     Found boxes with an edge or score that is not finite are left out. inclusive_edges: found boxes are one pixel wider
     and higher than their edges say. evaluator: one of EVALUATORS; the first that is installed otherwise.
     """
-    pictures = np.unique(pictures)
+    images = np.unique(images)
     if not (~truth.crowd).any():
         hint = "trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count"
-        told = f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored"
-        raise DataError(told, hint=hint)
+        message = f"no box to find in {len(images)} validation images, so that nothing can be scored"
+        raise DataError(message, hint=hint)
     name = evaluator or choose_evaluator()
-    asked, good = ~truth.crowd, np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
-    # Pictures and classes are counted from 1, as some take 0 for none.
-    true = (truth.picture + 1, _list_sides(truth.edges), truth.label + 1, truth.area, truth.crowd)
+    requested, good = ~truth.crowd, np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
+    # Images and classes are counted from 1, as some take 0 for none.
+    true = (truth.image + 1, _list_sides(truth.edges), truth.label + 1, truth.area, truth.crowd)
     sides = _list_sides(found.edges[good], int(inclusive_edges))
-    seen = (found.picture[good] + 1, sides, found.score[good], found.label[good] + 1)
+    seen = (found.image[good] + 1, sides, found.score[good], found.label[good] + 1)
     rows = (np.column_stack(columns).astype(np.float64) for columns in (true, seen))
-    precision, recall = _count(name, np.arange(num_classes) + 1, pictures + 1, *rows)
+    precision, recall = _count(name, np.arange(num_classes) + 1, images + 1, *rows)
 
     def read(metric: str, size: str = "all") -> Numbers:  # its overlaps, 101 recalls, classes
         return precision[OVERLAPS.get(metric, slice(None)), :, :, AREAS[size], -1]
@@ -136,7 +136,7 @@ def score_boxes(
     values |= {metric: recall[:, :, AREAS[size], most] for metric, (most, size) in RECALLED.items()}
     defined = {metric: value[value > -1] for metric, value in values.items()}  # -1: there is no true box
     by_class = {metric: read(metric).mean(axis=(0, 1)) for metric in ("map", "map50")}
-    num_true, areas = np.bincount(truth.label[asked], minlength=num_classes), truth.area[asked]
+    num_true, areas = np.bincount(truth.label[requested], minlength=num_classes), truth.area[requested]
     has_truth = {metric: (read(metric) > -1).all(axis=(0, 1)) for metric in ("map50", "map75", "map")}
     return BoxScores(
         metrics={metric: float(value.mean()) for metric, value in defined.items() if value.size},
@@ -146,8 +146,8 @@ def score_boxes(
             for label in np.flatnonzero(num_true).tolist()
         ],
         sizes={name: int(((areas >= least) & (areas < most)).sum()) for name, (least, most) in SIZE_LIMITS.items()},
-        num_pictures=len(pictures),
-        num_true=int(asked.sum()),
+        num_images=len(images),
+        num_true=int(requested.sum()),
         num_found=int(good.sum()),
         evaluator=f"{name} {version(name)}",
     )
@@ -159,17 +159,17 @@ def _list_sides(edges: Numbers, added_pixels: int = 0) -> Numbers:
 
 
 def match_boxes(truth: Truth, found: Detections) -> tuple[Flags, Flags]:
-    """Return which found boxes are right and which true ones are found: within a picture and class, the surest first.
+    """Return which found boxes are right and which true ones are found: within an image and class, the surest first.
 
     A box is found once: a second one on it is wrong. Boxes that lie in a crowd of their class are right, and so is the
-    crowd found, as often as it likes. Meant for some pictures to look at, not for a whole data set.
+    crowd found, as often as it likes. Meant for some images to look at, not for a whole data set.
     """
     is_right, is_found = np.zeros(len(found.score), np.bool_), np.zeros(len(truth.label), np.bool_)
     true_of: dict[tuple[int, int], list[int]] = {}
-    for place, key in enumerate(zip(truth.picture.tolist(), truth.label.tolist(), strict=True)):
+    for place, key in enumerate(zip(truth.image.tolist(), truth.label.tolist(), strict=True)):
         true_of.setdefault(key, []).append(place)
     for place in np.argsort(-found.score, kind="stable").tolist():
-        near = np.array(true_of.get((int(found.picture[place]), int(found.label[place])), []), np.int64)
+        near = np.array(true_of.get((int(found.image[place]), int(found.label[place])), []), np.int64)
         near = near[~is_found[near] | truth.crowd[near]]
         box, edges = found.edges[place], truth.edges[near]
         common = (np.minimum(box[2:], edges[:, 2:]) - np.maximum(box[:2], edges[:, :2])).clip(0).prod(axis=1)
@@ -192,14 +192,12 @@ def choose_evaluator() -> str:
         except ImportError:
             continue
         return package
-    told = f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported"
-    raise MachineError(told, hint="pip install hotcoco")
+    message = f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported"
+    raise MachineError(message, hint="pip install hotcoco")
 
 
-def _count(
-    package: str, classes: Integers, pictures: Integers, true: Numbers, found: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Evaluate true boxes (picture, left, top, width, height, class, area, 1 for a crowd) and found boxes (picture,
+def _count(package: str, classes: Integers, images: Integers, true: Numbers, found: Numbers) -> tuple[Numbers, Numbers]:
+    """Evaluate true boxes (image, left, top, width, height, class, area, 1 for a crowd) and found boxes (image,
     left, top, width, height, score, class).
 
     Return precision (10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count) and recall (the
@@ -214,7 +212,7 @@ def _count(
     ]
     truth = library.COCO(
         {
-            "images": [{"id": int(picture)} for picture in pictures],
+            "images": [{"id": int(image)} for image in images],
             "categories": [{"id": int(number), "name": str(number)} for number in classes],
             "annotations": annotations,
         }
@@ -248,7 +246,7 @@ def list_tables(scores: BoxScores, class_names: Sequence[str]) -> list[QualityTa
         averages = _round(one.average_precision), _round(one.average_precision_50)
         rows["ap-by-class"].append([name, *averages, one.num_true])
     notes = describe_box_tables(
-        (scores.num_pictures, scores.num_true, scores.num_found),
+        (scores.num_images, scores.num_true, scores.num_found),
         scores.evaluator,
         all_sizes=len(scores.metrics) == len(METRICS),
         most_found=MOST_FOUND,

@@ -95,8 +95,8 @@ def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str,
     repeated = score_runs(result.repeated.model_copy(update={"runs": runs}))
     quality = combine_quality(repeated, over, result.process.starts)
     title = (over[0].verdict or over[0].recipe.name).partition(":")[0] if over else result.recipe.name
-    told = {"repeated": repeated, "quality": quality, "devices": over[0].devices if over else []}
-    return combine_runs(over) | told | {"verdict": verdicts.write_repeated_verdict(repeated, quality, title)}
+    message = {"repeated": repeated, "quality": quality, "devices": over[0].devices if over else []}
+    return combine_runs(over) | message | {"verdict": verdicts.write_repeated_verdict(repeated, quality, title)}
 
 
 def score_runs(repeated: Repeated) -> Repeated:
@@ -117,7 +117,7 @@ def score_runs(repeated: Repeated) -> Repeated:
     return repeated.model_copy(update={"runs": runs, **scores})
 
 
-def judge_repeated(repeated: Repeated, target: float | None) -> Status:
+def assess_repeated(repeated: Repeated, target: float | None) -> Status:
     if target is None:
         return "ok"
     return "target_reached" if all(run.reached for run in repeated.runs) else "target_missed"
@@ -183,10 +183,10 @@ def describe_measured(child: Result) -> dict[str, Any]:
 def describe_profiled(child: Result, *, cores: bool = False) -> dict[str, Any]:
     """Return what a profile adds to its row; `cores`: core counters were requested, so that their absence is noted."""
     timeline = child.timeline
-    told: dict[str, Any] = {} if timeline is None else {"compute_utilisation": timeline.compute_utilisation}
+    message: dict[str, Any] = {} if timeline is None else {"compute_utilisation": timeline.compute_utilisation}
     if timeline is not None and timeline.cores is not None:
-        return told | {"cores_percent": timeline.cores.pipes_percent}
-    return told | ({"note": "no core counters"} if cores else {})
+        return message | {"cores_percent": timeline.cores.pipes_percent}
+    return message | ({"note": "no core counters"} if cores else {})
 
 
 def list_points(sweep: Sweep) -> list[Point]:
@@ -199,7 +199,7 @@ def list_points(sweep: Sweep) -> list[Point]:
 
 
 def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
-    sweep = verdicts.judge_sweep(sweep)
+    sweep = verdicts.assess_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
     of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
     of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
@@ -218,19 +218,19 @@ def find_faults(sweep: Sweep) -> list[Finding]:
     findings = []
     failed = [row for row in sweep.rows if row.status == "failed"]
     if failed:
-        told = "; ".join(f"{label_row(sweep, row)}: {row.note}" for row in failed)
-        findings.append(finding("child-failed", f"{len(failed)} of {sweep.num_points} points failed: {told}"))
+        message = "; ".join(f"{label_row(sweep, row)}: {row.note}" for row in failed)
+        findings.append(finding("child-failed", f"{len(failed)} of {sweep.num_points} points failed: {message}"))
     full = [row for row in sweep.rows if row.status == "out_of_memory"]
     if full:
         untried = [row for row in sweep.rows if row.status == "not_tried"]
         beyond = f"; not tried, because larger: {verdicts.join_labels(sweep, untried)}" if untried else ""
         why = full[0].note.removeprefix("out of memory: ")
-        told = f"out of memory at {verdicts.join_labels(sweep, full)} ({why}){beyond}"
-        findings.append(finding("out-of-memory", told, severity="info", hint="a result, too: memory ends the sweep"))
+        message = f"out of memory at {verdicts.join_labels(sweep, full)} ({why}){beyond}"
+        findings.append(finding("out-of-memory", message, severity="info", hint="a result, too: memory ends the sweep"))
     unprofiled = [row for row in sweep.rows if row.profile == "failed"]
     if unprofiled:
-        told = f"no profile of {verdicts.join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
-        findings.append(finding("profile-failed", told))
+        message = f"no profile of {verdicts.join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
+        findings.append(finding("profile-failed", message))
     return findings
 
 

@@ -50,7 +50,7 @@ class Run:
 
 
 class LeftOut(NamedTuple):
-    told: str
+    message: str
     lost: bool  # whether it leaves a hole: something that should have a number has none. A gate must not pass over that
 
 
@@ -61,8 +61,8 @@ class Difference(NamedTuple):
     unlike: bool  # whether it forbids comparing without --force
 
     def __str__(self) -> str:
-        told = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
-        return printable(f"{self.key}: {told}")
+        message = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
+        return printable(f"{self.key}: {message}")
 
 
 Group = list[Run]  # runs that executed the same
@@ -81,8 +81,8 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
     # The noise of a run that stands on both sides, or of a copy of it, would cancel and the interval lie.
     others = {run.identity for run in b}
     if shared := [str(run.folder) for run in a if run.identity in others]:
-        told = f"on both sides stands the same run: {', '.join(shared)}"
-        raise ResultError(told, hint="name each run before or after --to, not both")
+        message = f"on both sides stands the same run: {', '.join(shared)}"
+        raise ResultError(message, hint="name each run before or after --to, not both")
     groups = group_runs(a)
     pairs, unpaired = pair_groups(groups, group_runs(b), force=force) if b else ([], [])
     left_out += unpaired
@@ -91,15 +91,15 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
     for place, p_holm in enumerate(ratio.correct_holm([row.p_value for row in rows])):
         row = rows[place]
         assert row.noise_floor is not None  # compare_pair sets it
-        judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
-        rows[place] = row.model_copy(update={"p_holm": p_holm, "judgement": judgement})
+        outcome = ratio.assess(row.ratio, row.ci95, p_holm, row.noise_floor)
+        rows[place] = row.model_copy(update={"p_holm": p_holm, "outcome": outcome})
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
     words = [word for word in to if published.is_anchor(word)]
     rows += compare_published(list(groups.values()), words, left_out) if words else []
-    left = [left.told for left in left_out]
+    left = [left.message for left in left_out]
     verdict = write_comparison_verdict(rows, mean)
     comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=left)
-    return comparison, [left.told for left in left_out if left.lost]
+    return comparison, [left.message for left in left_out if left.lost]
 
 
 def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group, Group]], list[LeftOut]]:
@@ -134,7 +134,7 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
     The first thing that tells the sides apart names them: device, host, threads, what is unlike, or the runs.
     """
     estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
-    unsteady = None if force else tell_unsteady(a, b)
+    unsteady = None if force else describe_unsteady(a, b)
     if unsteady:
         estimate = replace(estimate, ci95=None, p_value=None, ci_covers=f"not established: {unsteady}")
     differences = find_differences(a, b)
@@ -152,7 +152,7 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
         b=_make_side(printable(names[1]), b),
         **asdict(estimate),
         noise_floor=max(ratio.NOISE_FLOORS[run.result.noise.grade if run.result.noise else None] for run in (*a, *b)),
-        judgement="not judged",
+        outcome="not assessed",
         differences=[str(difference) for difference in differences],
     )
 
@@ -183,7 +183,7 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
         "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
         "counted": "the steady window | the whole run, evaluation included" if anchor.whole_run else None,
         "the figure": anchor.note,
-        **{doubt.key: f"{doubt.a} | unknown" for doubt in _differ(group, group, read_state, unlike=False)},
+        **{warning.key: f"{warning.a} | unknown" for warning in _differ(group, group, read_state, unlike=False)},
     }
     return ComparisonRow(
         label=label,
@@ -194,8 +194,8 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
             source=f"{anchor.stack}; {anchor.source}",
         ),
         **asdict(estimate),
-        judgement="not judged",
-        differences=[printable(f"{key}: {told}") for key, told in differing.items() if told],
+        outcome="not assessed",
+        differences=[printable(f"{key}: {message}") for key, message in differing.items() if message],
     )
 
 
@@ -211,7 +211,7 @@ def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
     keys = dict.fromkeys(key for facts in executed for key in facts)
     differing = [key for key in keys if len({facts.get(key) for facts in executed}) > 1]
     named = [", ".join(f"{key}={facts.get(key, 'absent')}" for key in differing) for facts in executed]
-    return [printable(f"{label} · {told}") for label, told in zip(labels, named, strict=True)]
+    return [printable(f"{label} · {message}") for label, message in zip(labels, named, strict=True)]
 
 
 def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
@@ -223,8 +223,8 @@ def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
         if not published.is_anchor(word) and not os.path.exists(word):  # noqa: PTH110
             known = [published.PUBLISHED, *(anchor.id for anchor in published.load_anchors())]
             quoted = repr(printable(word[:LONGEST]))
-            told = f"there is no run and no published figure {quoted}{did_you_mean(word, known)}"
-            raise ResultError(told, hint=f"give a run folder, or one of: {', '.join(known)}")
+            message = f"there is no run and no published figure {quoted}{did_you_mean(word, known)}"
+            raise ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")
 
 
 def _unlike(a: Group, b: Group) -> list[Difference]:
@@ -259,14 +259,14 @@ def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -
     A row fails if it is judged slower or, for a limit above 1, if its whole interval lies below the limit. It also
     fails where nothing can be shown: without an interval, or against a published figure, which has none.
     """
-    failed, doubtful = [f"{told}; the gate cannot pass without it" for told in lost], list[str]()
+    failed, doubtful = [f"{message}; the gate cannot pass without it" for message in lost], list[str]()
     below = f"is below {format_ratio(limit)}"
     for row in comparison.rows:
         if row.ratio < limit:
-            shown = row.ci95 is None or is_published(row) or row.judgement == "slower"
+            shown = row.ci95 is None or is_published(row) or row.outcome == "slower"
             fails = shown or (limit > 1 and row.ci95 is not None and row.ci95[1] < limit)
             interval = format_interval(row.ci95, format_ratio) if row.ci95 else f"interval {row.ci_covers}"
-            low = f"{format_ratio(row.ratio)} ({interval}) {below}, {row.judgement}"
+            low = f"{format_ratio(row.ratio)} ({interval}) {below}, {row.outcome}"
             low = f"{describe_share(row)} {below}" if is_published(row) else low
             (failed if fails else doubtful).append(f"{row.label}: {low}")
     return failed, doubtful
@@ -282,7 +282,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
         else:
             found = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
         if not found:
-            why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
+            why = "; ".join(left.message for left in left_out) or "no folder in it holds a result.json"
             raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
         for run in found:
             if run.identity in runs:
@@ -314,16 +314,16 @@ def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
     return sorted(found, key=lambda difference: not difference.unlike)
 
 
-def tell_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+def describe_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     """Name the sides of which half of the runs or more never became steady: their numbers say nothing about later.
 
     Fewer among several are left to the spread between the runs: of noisy runs 2 to 3 % look like drifting (stats.py).
     """
-    told = []
+    message = []
     for name, runs in (("A", a), ("B", b)):
         drifting = sum(read_state(run.result).get("steady") == "no" for run in runs)
-        told += [f"{drifting} of {format_count(len(runs), 'run')} of {name}"] if 2 * drifting >= len(runs) else []
-    return f"{' and '.join(told)} {NEVER_STEADY}" if told else None
+        message += [f"{drifting} of {format_count(len(runs), 'run')} of {name}"] if 2 * drifting >= len(runs) else []
+    return f"{' and '.join(message)} {NEVER_STEADY}" if message else None
 
 
 def read_executed(result: Result) -> dict[str, str]:
@@ -332,7 +332,7 @@ def read_executed(result: Result) -> dict[str, str]:
     for section in HASHED_SECTIONS:
         facts |= _flatten(section, result.config.get(section))
     if result.loader:
-        facts |= {"data set": f"{result.loader.pictures} pictures, {result.loader.storage}, {result.loader.digest}"}
+        facts |= {"data set": f"{result.loader.images} images, {result.loader.storage}, {result.loader.digest}"}
     facts |= {"world.ranks": str(result.world.ranks), "world.nodes": str(result.world.nodes)}
     return {key: facts[key] for key in sorted(facts) if key not in OF_THE_MACHINE}
 
@@ -410,10 +410,10 @@ def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
         if not (all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in (low, rate, high)) and low <= rate <= high):
             raise ResultError(f"{path} is damaged: its throughput is {rate} images/s, interval {ci95}")
         return [Run(folder, result, result.throughput)]
-    told = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
+    message = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
     again = "measure it again: trainstone bench RUN/config.toml"
     hint = "name points: RUN/points/X --to OTHER/points/Y" if result.kind == "sweep" else again
-    raise ResultError(f"{path}: {told}", hint=hint)
+    raise ResultError(f"{path}: {message}", hint=hint)
 
 
 def _differ(

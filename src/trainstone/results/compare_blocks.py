@@ -27,7 +27,7 @@ def write_comparison(
     return Comparison(rows=[row], verdict=write_row_verdict(row))
 
 
-def judge_exchange(sizes: Communication, seconds: Sequence[Sequence[Sequence[float]]]) -> Communication:
+def assess_gradient_sync(sizes: Communication, seconds: Sequence[Sequence[Sequence[float]]]) -> Communication:
     """Hold steps with exchange (A) against those without (B): ranks, rounds, seconds of the four blocks A B B A.
 
     Of each block the slowest rank counts: with exchange all wait for it, so that it takes longer is no communication.
@@ -46,7 +46,7 @@ def judge_exchange(sizes: Communication, seconds: Sequence[Sequence[Sequence[flo
     return sizes.model_copy(update={"exposed_seconds": cost, "exposed_ci95": interval, "share": share})
 
 
-def tell_exchange(communication: Communication) -> str:
+def describe_gradient_sync(communication: Communication) -> str:
     """Return 102 MB of gradients a step; 31 ms of it not hidden, 8.1 % of a step."""
     size = f"{format_bytes(communication.gradient_bytes)} of gradients a step"
     exposed, share, interval = communication.exposed_seconds, communication.share, communication.exposed_ci95

@@ -30,7 +30,7 @@ CODES = {
     ),
     "throttled": FindingCode("improve cooling or raise the power limit, then measure again"),
     "data-bound": FindingCode("the device waits for its batches: feed it faster before you judge it"),
-    "pictures-skipped": FindingCode(
+    "images-skipped": FindingCode(
         "trainstone data verify names every damaged image; trainstone data convert --on-bad skip makes a clean copy"
     ),
     "peak-exceeded": FindingCode("the peak was disturbed while it was measured; run again on a quieter machine"),
@@ -142,7 +142,7 @@ def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
     return data_share > DATA_BOUND_SHARE or share_of_synthetic < 1 - DATA_BOUND_SHARE
 
 
-def tell_feeding(loader: schema.LoaderResult, data_share: float) -> str:
+def describe_data_bound(loader: schema.LoaderResult, data_share: float) -> str:
     share = loader.share_of_synthetic
     if share is None:
         return ""
@@ -152,7 +152,7 @@ def tell_feeding(loader: schema.LoaderResult, data_share: float) -> str:
     return f"{'data-bound' if loader.data_bound else 'not data-bound'}: {against}; {waits}; {alone}"
 
 
-def check_feeding(loader: schema.LoaderResult, data_share: float) -> list[schema.Finding]:
+def check_loader(loader: schema.LoaderResult, data_share: float) -> list[schema.Finding]:
     findings = []
     if loader.data_bound:
         stages = loader.stage_seconds_per_image
@@ -161,10 +161,10 @@ def check_feeding(loader: schema.LoaderResult, data_share: float) -> list[schema
         if max(stages, key=lambda name: stages[name], default="decode") == "read":
             hint = "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert)"
             hint += " will help"
-        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=hint))
+        findings.append(finding("data-bound", describe_data_bound(loader, data_share), hint=hint))
     if loader.skipped:
-        pictures = format_count(loader.skipped_pictures, "damaged picture")
+        images = format_count(loader.skipped_images, "damaged image")
         times = format_count(loader.skipped, "time")
-        message = f"{pictures} left out, {times} in all; others were taken in their place; log.txt names them"
-        findings.append(finding("pictures-skipped", message))
+        message = f"{images} left out, {times} in all; others were taken in their place; log.txt names them"
+        findings.append(finding("images-skipped", message))
     return findings

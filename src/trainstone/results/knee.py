@@ -30,8 +30,8 @@ def name_key(key: str) -> str:
 
 def label_point(key: str, value: Any, curve_key: str | None = None, curve: Any = None) -> str:
     """Return batch 16, or batch 16, train.precision bf16."""
-    told = f"{name_key(key)} {format_setting(value)}"
-    return told if curve_key is None else f"{told}, {name_key(curve_key)} {format_setting(curve)}"
+    message = f"{name_key(key)} {format_setting(value)}"
+    return message if curve_key is None else f"{message}, {name_key(curve_key)} {format_setting(curve)}"
 
 
 def label_row(sweep: Sweep, row: SweepRow) -> str:

@@ -2,7 +2,7 @@
 
 import math
 
-from trainstone.results.schema.data_bench import Demand, Feeding, Stage, ThreadPoint
+from trainstone.results.schema.data_bench import DataBenchResult, Demand, Stage, ThreadPoint
 from trainstone.units import format_count, format_rate
 
 # Stages as a sentence names them
@@ -17,26 +17,26 @@ def rate_per_core(images_per_second: float, threads: int, cpu_cores: float | Non
     return images_per_second / min(cpu_cores or threads, cores)
 
 
-def best_point(feeding: Feeding) -> ThreadPoint:
+def best_point(feeding: DataBenchResult) -> ThreadPoint:
     return max(feeding.points, key=lambda point: point.images_per_second)
 
 
-def widest_point(feeding: Feeding) -> ThreadPoint:
+def widest_point(feeding: DataBenchResult) -> ThreadPoint:
     """Return the one with most threads: the rate a core usually falls with them, so that any other promises more."""
     return max(feeding.points, key=lambda point: point.threads)
 
 
-def cores_needed(feeding: Feeding) -> float | None:
+def cores_needed(feeding: DataBenchResult) -> float | None:
     if feeding.demand is None:
         return None
     return feeding.demand.images_per_second / widest_point(feeding).images_per_second_per_core
 
 
-def largest_stage(feeding: Feeding) -> Stage | None:
+def largest_stage(feeding: DataBenchResult) -> Stage | None:
     return max(feeding.stages, key=lambda stage: stage.seconds_per_image, default=None)
 
 
-def describe_demand(feeding: Feeding, demand: Demand, workload: str = "training") -> str:
+def describe_demand(feeding: DataBenchResult, demand: Demand, workload: str = "training") -> str:
     """Return ResNet-50 on 8 x NVIDIA A100 takes 20,000 images/s, which take 34 cores; 2 here do not reach that."""
     own = demand.device == feeding.cpu  # the cores that load are those that train
     device = "this CPU" if own else demand.device
@@ -48,17 +48,17 @@ def describe_demand(feeding: Feeding, demand: Demand, workload: str = "training"
     return f"{workload}{where} takes {format_rate(demand.images_per_second)} images/s, which take {share} {enough} that"
 
 
-def describe_cores(feeding: Feeding) -> str:
+def describe_cores(feeding: DataBenchResult) -> str:
     widest = widest_point(feeding)
     per_core, threads = format_rate(widest.images_per_second_per_core), format_count(widest.threads, "thread")
     core = f"A core feeds {per_core} images/s with {threads}."
     if feeding.demand is None:
         return f"{core} A training that takes N images/s needs N / {per_core} cores to feed it."
-    told = describe_demand(feeding, feeding.demand, f"Training ({feeding.demand.how})")
-    return f"{core} {told}."
+    message = describe_demand(feeding, feeding.demand, f"Training ({feeding.demand.how})")
+    return f"{core} {message}."
 
 
-def describe_covers(feeding: Feeding) -> list[str]:
+def describe_covers(feeding: DataBenchResult) -> list[str]:
     return list(dict.fromkeys(f"95 % interval {point.ci_covers}" for point in feeding.points))
 
 

@@ -16,5 +16,5 @@ class Progress(NamedTuple):
     loss: float | None = None
     metric: str = "top1"  # what `accuracy` is
     accuracy: float | None = None  # the best so far, or the latest
-    images: int | None = None  # evaluation: pictures judged so far
+    images: int | None = None  # evaluation: images judged so far
     total_images: int | None = None

@@ -77,15 +77,15 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     known = anchors_for(result)
     if not known:
         model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
-        told = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
+        message = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
         hint = "measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf"
-        told = f"no published figures for {told}: there are some for ResNet-50 at 224 and SSD at 300"
-        raise ResultError(told, hint=hint)
+        message = f"no published figures for {message}: there are some for ResNet-50 at 224 and SSD at 300"
+        raise ResultError(message, hint=hint)
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
     if not chosen:
         hint = f"figures that fit: {', '.join(anchor.id for anchor in known)}"
-        told = f"the published figure {name!r} is of another model than {result.recipe.name}"
-        raise ResultError(told, hint=hint)
+        message = f"the published figure {name!r} is of another model than {result.recipe.name}"
+        raise ResultError(message, hint=hint)
     return chosen
 
 

@@ -197,8 +197,8 @@ def _lock(descriptor: int) -> bool:
 
 def refuse_running(path: Path, result: Result) -> None:
     if result.status == "running":
-        told = f"{path} is still running: process {result.process.pid} on {result.process.host}"
-        raise ResultError(told, hint="wait for it, or stop it first")
+        message = f"{path} is still running: process {result.process.pid} on {result.process.host}"
+        raise ResultError(message, hint="wait for it, or stop it first")
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -221,9 +221,11 @@ def read_result(path: Path) -> Result:
         raise ResultError(f"cannot read {file}: {err}") from err
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):
         raise ResultError(f"{file} is not a trainstone result: it has no format number")
-    if document["format"] > FORMAT:
-        told = f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}"
-        raise ResultError(told, hint="update trainstone")
+    if document["format"] != FORMAT:
+        newer = document["format"] > FORMAT
+        message = f"{file} has format {document['format']}: this version of trainstone reads format {FORMAT}"
+        hint = "update trainstone" if newer else "read it with the version that wrote it, or repeat the run"
+        raise ResultError(message, hint=hint)
     try:
         result = Result.model_validate(document)
     except ValidationError as err:
@@ -263,9 +265,9 @@ def recover(path: Path) -> Result:
     """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
     result = read_result(path)
     if result.status == "killed":  # so it wrote no finding
-        told = "the run ended without a word: killed, out of memory, or the machine went down"
+        message = "the run ended without a word: killed, out of memory, or the machine went down"
         resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
-        killed = finding("killed", told, hint=resume if result.kind in ("train", "sweep") else None)
+        killed = finding("killed", message, hint=resume if result.kind in ("train", "sweep") else None)
         result = result.model_copy(update={"findings": [*result.findings, killed]})
     if result.throughput is not None or result.points or result.kind == "sweep":
         return result

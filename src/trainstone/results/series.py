@@ -18,7 +18,7 @@ from trainstone.stats.series import Array
 
 STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
 KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
-# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
+# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any image.
 BIN_WIDTH = math.log(1.002)
 SHORTEST_SECONDS = 1e-7
 NUM_BINS = 14_000

@@ -71,7 +71,7 @@ def average_parts(timeline: Timeline, names: dict[str, str] = PARTS) -> list[Ste
     return [StepPart(name, seconds, seconds / whole) for name, seconds in found if seconds > 0 and whole > 0]
 
 
-def tell_overhead(overhead: Overhead) -> str:
+def describe_overhead(overhead: Overhead) -> str:
     """Return +3.1 % a step (244 ms without it, 252 ms with it; steps scatter by 1.2 %), or that none is seen."""
     plain, profiled = format_seconds(overhead.plain_step_seconds), format_seconds(overhead.profiled_step_seconds)
     scatter = f"steps scatter by {format_percent(overhead.noise)}"

@@ -100,13 +100,13 @@ def describe_setting(result: schema.Result) -> str:
         number = engine.get("threads")
         on_cpu = result.devices[0].label == "cpu" and "engine.threads" not in swept and number != "auto"
         threads = f", {number} thread{'' if number == 1 else 's'}" if on_cpu else ""
-        told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
-        parts.append(f"{told}{threads}")
+        message = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
+        parts.append(f"{message}{threads}")
     data = result.config.get("data", {})
     files = data.get("source") == "files" and isinstance(data.get("root"), str)
     values = {
         "{}": train.get("precision") if "train.precision" not in swept else None,
-        "batch {}": (result.sweep and result.sweep.tell_batches())
+        "batch {}": (result.sweep and result.sweep.describe_batches())
         or (train.get("batch_size") if BATCH not in swept else None),
         "{} data": Path(data["root"]).name if files else str(data["source"]) if "source" in data else None,
     }
@@ -145,8 +145,8 @@ def _repeat_sweep(result: schema.Result, path: Path) -> str:
     over, values = (sweep.key, sweep.values) if sweep.key != BATCH else (sweep.curve_key, sweep.curves)
     if over is not None:
         words += ["--over", f"{over}={','.join(map(write_setting, values))}"]
-    asked = {"--profile": sweep.profile, "--cores": sweep.cores, "--strict": sweep.strict}
-    return shlex.join([*words, *(flag for flag, given in asked.items() if given)])
+    requested = {"--profile": sweep.profile, "--cores": sweep.cores, "--strict": sweep.strict}
+    return shlex.join([*words, *(flag for flag, given in requested.items() if given)])
 
 
 def describe_preflight(preflight: schema.Preflight) -> str:
@@ -154,7 +154,7 @@ def describe_preflight(preflight: schema.Preflight) -> str:
     ranks = format_count(sum(len(host.ranks) for host in preflight.hosts), "rank")
     interfaces = ", ".join(dict.fromkeys(host.interface for host in preflight.hosts if host.interface))
     over = f" over {interfaces}" if interfaces else ""
-    line = f"{ranks} on {format_count(len(preflight.hosts), 'host')} connected at {preflight.meeting}{over}"
+    line = f"{ranks} on {format_count(len(preflight.hosts), 'host')} connected at {preflight.rendezvous}{over}"
     timed = preflight.all_reduce
     if timed is None:
         return line

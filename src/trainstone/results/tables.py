@@ -13,7 +13,7 @@ from trainstone.results.compare import ON_BOTH
 from trainstone.results.knee import find_knee_row, name_key
 from trainstone.results.loader_speed import format_microseconds
 from trainstone.results.published import describe_share
-from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.run import ComparisonRow, Result
 from trainstone.results.schema.sweep import Sweep, SweepRow, format_setting, is_numeric
@@ -117,8 +117,8 @@ def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Ta
             sides = [side + source for side, source in zip(sides, sources, strict=True)]
         p_value = "" if row.p_holm is None else "< 0.001" if row.p_holm < 0.001 else f"{row.p_holm:.3f}"
         added = [row.ci_covers, "" if row.noise_floor is None else units.format_percent(row.noise_floor)]
-        cells.append([row.label, *sides, format_row_ratio(row), p_value, *added[: len(more)], row.judgement])
-    return keep_filled(dict.fromkeys(["", "A", "B", "A / B", "p (Holm)", *more, "judgement"], False), cells)
+        cells.append([row.label, *sides, format_row_ratio(row), p_value, *added[: len(more)], row.outcome])
+    return keep_filled(dict.fromkeys(["", "A", "B", "A / B", "p (Holm)", *more, "outcome"], False), cells)
 
 
 def share_table(rows: Sequence[ComparisonRow]) -> Table:
@@ -145,7 +145,7 @@ def format_row_ratio(row: ComparisonRow) -> str:
     return f"{units.format_ratio(row.ratio)} ({interval})"
 
 
-def thread_table(feeding: Feeding) -> Table:
+def thread_table(feeding: DataBenchResult) -> Table:
     one = next((point.images_per_second for point in feeding.points if point.threads == 1), None)
     rows = [
         [
@@ -162,7 +162,7 @@ def thread_table(feeding: Feeding) -> Table:
     return keep_filled(dict.fromkeys(columns, True), rows)
 
 
-def stage_table(feeding: Feeding) -> Table:
+def stage_table(feeding: DataBenchResult) -> Table:
     rows = [
         [stage.name, format_microseconds(stage.seconds_per_image), units.format_percent(stage.share)]
         for stage in feeding.stages

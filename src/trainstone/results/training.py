@@ -12,9 +12,9 @@ METRIC_NAMES = {
     **{f"recall_{most}": f"recall@{most}" for most in (1, 10, 100)},
     **{f"recall_{size}": f"recall {size}" for size in ("small", "medium", "large")},
 }
-SHARES = ("top1", "top5")  # metrics that are a share of the pictures and are told in percent
+SHARES = ("top1", "top5")  # metrics that are a share of the images and are told in percent
 DRAWN_TOGETHER = (SHARES, ("map", "map50"))  # metrics on one scale, that say more beside each other
-TOLD = ("top1", "top5", "map", "map50", "map75")  # metrics that a sentence has room for
+MESSAGE = ("top1", "top5", "map", "map50", "map75")  # metrics that a sentence has room for
 LEAST_SHARE = 0.005  # parts of the time below it are not told in a sentence
 MOST_DIGITS = 4
 
@@ -68,8 +68,8 @@ def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
 def check_speed(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
     """Doubts about the speed: beside the point of a training, which is no measurement of it."""
     hint = "trainstone bench RUN/config.toml measures the speed by itself"
-    doubts = check_throughput(throughput, steps)
-    return [doubt.model_copy(update={"severity": "info", "hint": hint}) for doubt in doubts]
+    warnings = check_throughput(throughput, steps)
+    return [warning.model_copy(update={"severity": "info", "hint": hint}) for warning in warnings]
 
 
 def scale_throughput(one: Throughput, ranks: int) -> Throughput:

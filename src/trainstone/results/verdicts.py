@@ -25,16 +25,16 @@ from trainstone.results.knee import (
 from trainstone.results.published import describe_share, is_published
 from trainstone.results.schema import run as schema
 from trainstone.results.schema import sweep as swept
-from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.sweep import Knee, StepFit, Sweep, SweepRow
 from trainstone.results.schema.timeline import RooflinePoint, StepParts, Timeline
 from trainstone.results.step_summary import describe_interval, describe_rate
-from trainstone.stats.ratio import Judgement
+from trainstone.stats.ratio import RatioOutcome
 
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
-JUDGEMENTS: tuple[Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
+OUTCOMES: tuple[RatioOutcome, ...] = ("faster", "slower", "no difference shown", "not assessed")
 IDLE = {
     "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
     "engine.cuda_graphs help)",
@@ -82,8 +82,8 @@ def write_verdict(
 def write_profile_verdict(title: str, timeline: Timeline) -> str:
     runs = "operators run" if timeline.device == "cpu" else "a kernel runs"
     parts = [f"{title}: {runs} for {units.format_percent(timeline.compute_utilisation)} of the step"]
-    roofline = timeline.roofline.told if timeline.roofline else []
-    parts += [told[:1].lower() + told[1:] for told in roofline[:1] or timeline.told[1:2]]
+    roofline = timeline.roofline.sentences if timeline.roofline else []
+    parts += [message[:1].lower() + message[1:] for message in roofline[:1] or timeline.sentences[1:2]]
     if timeline.overhead is not None:
         share, noise = timeline.overhead.share, timeline.overhead.noise
         cost = units.format_percent(share) if share > noise else f"less than the noise ({units.format_percent(noise)})"
@@ -101,10 +101,10 @@ def write_runs_verdict(
 
 
 def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: str) -> str:
-    """Return ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 pictures (from step 1,250 of RUN)."""
-    shown = [metric, *(name for name in evaluation.metrics if name in training.TOLD and name != metric)]
-    told = ", ".join(training.describe_metric(name, evaluation.metrics[name]) for name in shown)
-    return f"{title}: {told} on {units.format_count(evaluation.images, 'picture')} (from {origin})"
+    """Return ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 images (from step 1,250 of RUN)."""
+    shown = [metric, *(name for name in evaluation.metrics if name in training.MESSAGE and name != metric)]
+    message = ", ".join(training.describe_metric(name, evaluation.metrics[name]) for name in shown)
+    return f"{title}: {message} on {units.format_count(evaluation.images, 'image')} (from {origin})"
 
 
 def write_learning_verdict(
@@ -117,7 +117,7 @@ def write_learning_verdict(
     run: str = "RUN",
 ) -> str:
     """One sentence that can be quoted: the best value, how the run ended, and how to resume it where it did not."""
-    told, resume = "not evaluated yet", f"resume it with trainstone train --resume {run}"
+    message, resume = "not evaluated yet", f"resume it with trainstone train --resume {run}"
     endings = {
         "interrupted": f"; stopped by {stopped_by}; {resume}",
         "killed": f"; killed; {resume}",
@@ -126,19 +126,19 @@ def write_learning_verdict(
     }
     if quality is not None and quality.value is None:
         steps = "" if quality.steps is None else f"{units.format_count(quality.steps, 'step')}, "
-        told = f"trained {steps}{training.format_epochs(quality.epochs)}; not evaluated"
+        message = f"trained {steps}{training.format_epochs(quality.epochs)}; not evaluated"
     elif quality is not None and quality.value is not None and quality.history:
         value = training.describe_metric(quality.metric, quality.value, quality.target)
         target = "" if quality.target is None else training.format_target(quality.metric, quality.target)
-        told = f"{value} (target {target})" if status == "target_reached" else f"best {value}"
-        told += f" after {training.format_epochs(quality.epochs)}"
+        message = f"{value} (target {target})" if status == "target_reached" else f"best {value}"
+        message += f" after {training.format_epochs(quality.epochs)}"
         endings["target_missed"] = f"; the target of {target} was not reached"
     if status in endings:
-        told += endings[status]
+        message += endings[status]
     elif quality is not None and quality.value is not None and phases is not None:
         total = training.total_time(quality, phases)
-        told += f", in {units.format_seconds(total)}: {training.describe_split(phases, total)}"
-    return f"{title}: {told}"
+        message += f", in {units.format_seconds(total)}: {training.describe_split(phases, total)}"
+    return f"{title}: {message}"
 
 
 def describe_goal(quality: Quality) -> str:
@@ -153,26 +153,26 @@ def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: s
         return f"{title}: none of {repeated.num_runs} runs has come to its end"
     values = [run.value for run in over if run.value is not None and not run.reached]
     if quality.target is None:
-        told = f"trained {training.format_epochs(quality.epochs)} in {units.format_count(len(over), 'run')}"
+        message = f"trained {training.format_epochs(quality.epochs)} in {units.format_count(len(over), 'run')}"
         if values and quality.value is not None:
             low, high = (training.format_metric(quality.metric, value) for value in (min(values), max(values)))
-            told += f", best {training.describe_metric(quality.metric, quality.value)} ({low} to {high})"
+            message += f", best {training.describe_metric(quality.metric, quality.value)} ({low} to {high})"
     else:
         times = [run.seconds_to_target for run in over if run.seconds_to_target is not None]
-        told = f"{len(times)} of {len(over)} runs reached {describe_goal(quality)}"
+        message = f"{len(times)} of {len(over)} runs reached {describe_goal(quality)}"
         if times:
             middle, least, most = (units.format_seconds(pick(times)) for pick in (median, min, max))
             olympic = repeated.score_seconds
             score = "" if olympic is None else f"; olympic mean {units.format_seconds(olympic)}"
-            told += f", in {middle} ({least} to {most}{score})"
+            message += f", in {middle} ({least} to {most}{score})"
         if values:
             best = training.format_metric(quality.metric, max(values), quality.target)
-            told += f"; the best that missed it found {best}"
+            message += f"; the best that missed it found {best}"
     under_way = "" if training.is_complete(repeated) else f"{len(over)} of {repeated.num_runs} runs are over: "
-    return f"{title}: {under_way}{told}"
+    return f"{title}: {under_way}{message}"
 
 
-def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
+def write_data_verdict(feeding: DataBenchResult, workload: str = "") -> str:
     """One sentence that can be quoted; `workload` is what trains ("ResNet-50")."""
     best, stage = loader_speed.best_point(feeding), loader_speed.largest_stage(feeding)
     where = f"{units.format_count(best.threads, 'thread')} on {units.format_count(feeding.cores, 'core')}"
@@ -194,34 +194,34 @@ def write_row_verdict(row: schema.ComparisonRow) -> str:
     """Return e.g. A (x=1) is 1.062 times as fast as B (x=2) (1.041 … 1.083; 95 %, interleaved blocks): faster."""
     claim = f"A ({row.a.label}) is {units.format_ratio(row.ratio)} times as fast as B ({row.b.label})"
     if row.ci95 is None:
-        return f"{claim} (interval {row.ci_covers}): {row.judgement}"
+        return f"{claim} (interval {row.ci_covers}): {row.outcome}"
     ends = units.format_interval(row.ci95, units.format_ratio)
-    return f"{claim} ({ends}; 95 %, {row.ci_covers}): {row.judgement}"
+    return f"{claim} ({ends}; 95 %, {row.ci_covers}): {row.outcome}"
 
 
 def write_comparison_verdict(rows: Sequence[schema.ComparisonRow], mean: float | None) -> str:
     """One sentence that can be quoted: the row, or of several how many were judged how."""
-    judged, published = [row for row in rows if not is_published(row)], [row for row in rows if is_published(row)]
+    evaluated, published = [row for row in rows if not is_published(row)], [row for row in rows if is_published(row)]
     sentences = []
-    if len(judged) == 1:
-        sentences.append(write_row_verdict(judged[0]))
-    elif judged and mean is not None:
-        counts = Counter(row.judgement for row in judged)
-        told = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS if counts[name])
-        sentences.append(f"{len(judged)} rows: {told}; geometric mean {units.format_ratio(mean)}")
+    if len(evaluated) == 1:
+        sentences.append(write_row_verdict(evaluated[0]))
+    elif evaluated and mean is not None:
+        counts = Counter(row.outcome for row in evaluated)
+        message = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if counts[name])
+        sentences.append(f"{len(evaluated)} rows: {message}; geometric mean {units.format_ratio(mean)}")
     if len(published) == 1:
         (row,) = published
         figure = f"the published {row.b.label} figure, {units.format_rate(row.b.images_per_second)} images/s a device"
-        sentences.append(f"A ({row.a.label}) reaches {describe_share(row)} of {figure}: not judged")
+        sentences.append(f"A ({row.a.label}) reaches {describe_share(row)} of {figure}: not assessed")
     elif published:
         least, most = (units.format_share(pick(row.ratio for row in published)) for pick in (min, max))
         sentences.append(f"A reaches {least} to {most} of {len(published)} published figures, device by device")
     return "; ".join(sentences)
 
 
-def judge_sweep(sweep: Sweep) -> Sweep:
+def assess_sweep(sweep: Sweep) -> Sweep:
     ordered = has_order(sweep)
-    knees, fits, told = [], [], []
+    knees, fits, message = [], [], []
     for curve, rows in split_curves(sweep):
         points = list_measured(rows)
         found = find_knee(points, curve) if ordered else None
@@ -229,10 +229,10 @@ def judge_sweep(sweep: Sweep) -> Sweep:
         prefix = "" if sweep.curve_key is None else f"{label_point(sweep.curve_key, curve)}: "
         if len(points) > 1:
             sentences = _explain_curve(sweep, rows, found, fit) if ordered else _explain_choice(sweep, points)
-            told += [prefix + sentence for sentence in sentences]
+            message += [prefix + sentence for sentence in sentences]
         knees += [found] if found else []
         fits += [fit] if fit else []
-    return sweep.model_copy(update={"knees": knees, "fits": fits, "told": told})
+    return sweep.model_copy(update={"knees": knees, "fits": fits, "sentences": message})
 
 
 def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
@@ -240,15 +240,15 @@ def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
         return None
     curves = [(curve, list_measured(rows)) for curve, rows in split_curves(sweep)]
     curves = [(curve, points) for curve, points in curves if len(points) > 1 and has_order(sweep)]
-    told = []
+    message = []
     for curve, points in sorted(curves, key=lambda item: -find_fastest(item[1]).rate):
         of = "" if sweep.curve_key is None else f"{label_point(sweep.curve_key, curve)}: "
-        told.append(of + _describe_knee(sweep, points, find_knee(points, curve)))
-    if not told:
+        message.append(of + _describe_knee(sweep, points, find_knee(points, curve)))
+    if not message:
         fastest = find_fastest(sweep.rows)
-        told = [f"fastest with {label_row(sweep, fastest)}: {_describe_rate(fastest)}"]
+        message = [f"fastest with {label_row(sweep, fastest)}: {_describe_rate(fastest)}"]
     done = "" if len(sweep.rows) >= sweep.num_points else f" ({len(sweep.rows)} of {sweep.num_points} points)"
-    return f"{title}: {'; '.join(told)}{done}"
+    return f"{title}: {'; '.join(message)}{done}"
 
 
 def _describe_rate(row: SweepRow) -> str:
@@ -268,8 +268,8 @@ def _describe_knee(sweep: Sweep, points: Sequence[SweepRow], knee: Knee | None) 
 def _explain_curve(sweep: Sweep, rows: Sequence[SweepRow], knee: Knee | None, fit: StepFit | None) -> Iterator[str]:
     """Sentences on a curve of at least two points whose values have an order."""
     points = list_measured(rows)
-    told = _describe_knee(sweep, points, knee)
-    yield f"{told[:1].upper()}{told[1:]}."
+    message = _describe_knee(sweep, points, knee)
+    yield f"{message[:1].upper()}{message[1:]}."
     if knee and knee.could_be:
         yield f"By the 95 % intervals the knee could also be at {', '.join(map(str, knee.could_be))}."
     at = next((point for point in points if knee and point.value == knee.value), points[-1])
@@ -346,7 +346,7 @@ def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -
     spent = sum(point.seconds for point in operators)
     # What is above its roof, by caches, would not get slower: it is taken as it is.
     ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
-    told = []
+    message = []
     for point in longest:
         reached, name = point.share_of_bound, step_parts.shorten(step_parts.name_plainly(point.operator), NAME_LENGTH)
         roof = "peak" if point.bound == "compute" else "memory bandwidth"
@@ -357,32 +357,32 @@ def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -
         if reached > 1:
             speed = f"works at {reached:.3g} times the measured {roof}: caches or a cheaper algorithm explain it, or "
             speed += "the roof was measured too low"
-        told.append(f"{name} takes {_percent(point.seconds / step_seconds)} of the step and {speed}.")
-    judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
-    return [*told, f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."]
+        message.append(f"{name} takes {_percent(point.seconds / step_seconds)} of the step and {speed}.")
+    evaluated = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
+    return [*message, f"At their roofs {evaluated} would take {_percent(ideal / spent)} of their time."]
 
 
 def describe_counters(
     num_kernels: int, num_weighed: int, cycles: str, taken: Mapping[str, tuple[str | None, int]]
 ) -> list[str]:
     """Say what ncu's file lacks; `taken` has each pipe's metric, if it is not the usual one, and its kernels."""
-    told = []
+    message = []
     if skipped := num_kernels - num_weighed:
-        told.append(f"{units.format_count(skipped, 'kernel')} of {num_kernels} without {cycles} left out")
+        message.append(f"{units.format_count(skipped, 'kernel')} of {num_kernels} without {cycles} left out")
     for pipe, (metric, measured) in taken.items():
         if metric is not None:
-            told.append(f"{pipe} is {metric}")
+            message.append(f"{pipe} is {metric}")
         if measured < num_weighed:
-            told.append(f"{pipe} was measured of {measured} of {num_weighed} kernels: the mean is theirs")
-    return told
+            message.append(f"{pipe} was measured of {measured} of {num_weighed} kernels: the mean is theirs")
+    return message
 
 
 def describe_box_tables(
     counted: tuple[int, int, int], evaluator: str, *, all_sizes: bool, most_found: int, classes: tuple[int, int]
 ) -> dict[str, str]:
-    """Return the notes of a detector's tables; `counted`: pictures, true and found boxes; `classes`: shown and all."""
-    pictures, num_true, num_found = counted
-    what = f"{units.format_count(pictures, 'picture')} with {num_true:,} true and {num_found:,} found boxes"
+    """Return the notes of a detector's tables; `counted`: images, true and found boxes; `classes`: shown and all."""
+    images, num_true, num_found = counted
+    what = f"{units.format_count(images, 'image')} with {num_true:,} true and {num_found:,} found boxes"
     shown = f" Shown are the {classes[0]} of {classes[1]} classes with the most true boxes."
     return {
         "coco": f"{what}; counted by {evaluator}."
@@ -390,8 +390,8 @@ def describe_box_tables(
         "precision-recall": "Mean of all classes that have true boxes. A found box is right if its overlap with a true "
         "one of its class (intersection over union) is at least what the line is called. The area below a line is its "
         "average precision.",
-        "ap-by-size": "Size: the thing's own area, in pixels of its picture. "
-        f"Recall: of at most {most_found} found boxes a picture and class.",
+        "ap-by-size": "Size: the thing's own area, in pixels of its image. "
+        f"Recall: of at most {most_found} found boxes an image and class.",
         "ap-by-class": "AP: mean of the overlaps 0.50 to 0.95. AP50: overlap 0.50." + shown * (classes[0] < classes[1]),
     }
 

@@ -20,7 +20,7 @@ from trainstone.text import printable
 from trainstone.units import format_count
 
 Array = NDArray[np.float64]
-Judgement = Literal["faster", "slower", "no difference shown", "not judged"]
+RatioOutcome = Literal["faster", "slower", "no difference shown", "not assessed"]
 
 
 class MeasuredRate(Protocol):
@@ -120,10 +120,10 @@ def correct_holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def judge(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> Judgement:
+def assess(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> RatioOutcome:
     """Claim a difference if the interval excludes 1, the corrected p-value agrees and it is more than noise."""
     if ci95 is None or p_holm is None:
-        return "not judged"
+        return "not assessed"
     excludes_one = ci95[0] > 1 or ci95[1] < 1
     if excludes_one and p_holm < LEVEL and abs(math.log(ratio)) > math.log1p(floor):
         return "faster" if ratio > 1 else "slower"
@@ -168,7 +168,7 @@ def _logs(runs: Sequence[MeasuredRate]) -> list[float]:
 @dataclass(frozen=True, slots=True)
 class Paired(Estimate):
     noise_floor: float | None
-    judgement: Judgement
+    outcome: RatioOutcome
     rates: dict[str, float]  # images a second of A and of B over these rounds
 
 
@@ -192,13 +192,13 @@ def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
     rates = {arm: float(counts[:, blocks].sum() / times[:, blocks].sum()) for arm, blocks in pairs}
     if rounds < MIN_ROUNDS:
         why = f"not established: {format_count(rounds, 'complete round')} A B B A, {MIN_ROUNDS} needed"
-        return Paired(math.exp(mean), None, why, None, None, "not judged", rates)
+        return Paired(math.exp(mean), None, why, None, None, "not assessed", rates)
     levels = np.log(counts / times)
     changes = (levels[:, 3] - levels[:, 0] + levels[:, 2] - levels[:, 1]) / 2
     estimate = from_error(mean, _standard_error(ratios), rounds - 1, "interleaved blocks")
     floor = math.expm1(student_t_quantile(0.975, rounds - 1) * _standard_error(changes))
-    judgement = judge(estimate.ratio, estimate.ci95, estimate.p_value, floor)
-    return Paired(**asdict(estimate), noise_floor=floor, judgement=judgement, rates=rates)
+    outcome = assess(estimate.ratio, estimate.ci95, estimate.p_value, floor)
+    return Paired(**asdict(estimate), noise_floor=floor, outcome=outcome, rates=rates)
 
 
 def _log_rates(counts: Array, times: Array, blocks: list[int]) -> Array:

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from trainstone.stats.series import MAX_BINS, Array, autocorrelation, checked_seconds, sum_bins
 from trainstone.stats.student_t import student_t_quantile
 
-MIN_JUDGED_STEPS = 20
-"""A shorter window is not judged: with thirds of 5 steps a slope and correlated noise look the same."""
+MIN_ASSESSED_STEPS = 20
+"""A shorter window is not assessed: with thirds of 5 steps a slope and correlated noise look the same."""
 DRIFT_LIMIT = 0.02  # thirds of the window that differ by less do not matter, however sure it is (a linear drift of 3 %)
 DRIFT_LEVEL = 0.01  # chance of calling white noise a drift. Simulated at 200 steps of AR(1) 0.8 noise: 2 to 3 %
 _CLIP = 5.0  # robust standard deviations that a single step may pull
@@ -47,7 +47,7 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
     limit = _CLIP * max(1.4826 * float(np.median(np.abs(half - centre))), (high - low) / 2.563, _SMALLEST_SCALE)
     level = np.clip(logs - centre, -limit, limit)
     start = _find_cut(level)
-    if n - start >= MIN_JUDGED_STEPS and start > n // 10 and not _is_plateau(level, start):
+    if n - start >= MIN_ASSESSED_STEPS and start > n // 10 and not _is_plateau(level, start):
         # MSER halves any series with a slope, and so the evidence for a drift. Take the slope out first and
         # cut only what is warm-up beside it; each round knows the slope better.
         for _ in range(3):
@@ -57,7 +57,7 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
     while start < n // 2 and level[start] >= limit:
         start += 1
     window = level[start:]
-    if window.size < MIN_JUDGED_STEPS:
+    if window.size < MIN_ASSESSED_STEPS:
         return Steady(start, False, None)
     tenth = max(1, window.size // 10)
     trend = 100 * math.expm1(float(window[-tenth:].mean() - window[:tenth].mean()))

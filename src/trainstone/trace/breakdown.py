@@ -72,8 +72,8 @@ def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:
     """
     view = look_at(read_trace(path), printable(str(path)))
     calling = find_callers(view, counted)
-    judged = judge_processor(view) if view.device is None else judge_device(view, calling)
-    steps = split_steps(view, *judged)
+    evaluated = break_down_cpu(view) if view.device is None else break_down_device(view, calling)
+    steps = split_steps(view, *evaluated)
     total_ns = float((view.ends - view.starts).sum())
     seen = {view.trace.names[name] for name in set(view.trace.name[view.trace.kind == Kind.CALL].tolist())}
     makers = (maker for maker, prefixes in DRIVERS.items() if any(name.startswith(prefixes) for name in seen))
@@ -88,7 +88,7 @@ def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:
         operators=list_operators(view, calling, total_ns),
         kernels=[] if view.device is None else list_kernels(view, total_ns),
         lanes=list_lanes(view),
-        told=describe_trace(
+        sentences=describe_trace(
             steps,
             device=view.device,
             marked=view.marked,
@@ -100,7 +100,7 @@ def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:
     return TraceReport(timeline, count_calls(view, calling))
 
 
-def judge_device(view: TraceView, calling: Calling) -> tuple[Moments, Spans]:
+def break_down_device(view: TraceView, calling: Calling) -> tuple[Moments, Spans]:
     """Judge by what runs on the device, and by what the host does; return also all kernels, overlapping or not."""
     trace, kind = view.trace, view.trace.kind
     kernel = (kind == Kind.KERNEL) & view.of_device
@@ -129,7 +129,7 @@ def judge_device(view: TraceView, calling: Calling) -> tuple[Moments, Spans]:
     return moments, Spans(trace.start_ns[kernel], trace.end_ns[kernel])
 
 
-def judge_processor(view: TraceView) -> tuple[Moments, Spans]:
+def break_down_cpu(view: TraceView) -> tuple[Moments, Spans]:
     """Judge by the operators of all threads of the host's process; what is within a copy or communication is it.
 
     Return also what runs on each thread.

@@ -69,6 +69,6 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
         kernels=len(weighed),
         processes=len({(kernel.process, kernel.run) for kernel in file.kernels}),
         cycles=math.fsum(kernel.metrics[cycles].value for kernel in weighed),
-        told=describe_counters(len(file.kernels), len(weighed), cycles, taken),
+        sentences=describe_counters(len(file.kernels), len(weighed), cycles, taken),
         file=file.name,
     )

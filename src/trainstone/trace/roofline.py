@@ -37,7 +37,7 @@ class WorkedOp:
 Group = tuple[list[WorkedOp], list[tuple[float, float]]]  # counted work; calls and seconds per step, as traced
 
 
-def judge_roofline(
+def place_on_roofline(
     ops: Iterable[WorkedOp],
     calls: Iterable[OperatorCalls],
     *,
@@ -55,16 +55,16 @@ def judge_roofline(
         return None
     operators: list[RooflinePoint] = []
     points: list[RooflinePoint] = []
-    judge = partial(_judge, peak_flops=peak_flops, peak_bytes_per_second=peak_bytes_per_second)
+    place = partial(_place_shape, peak_flops=peak_flops, peak_bytes_per_second=peak_bytes_per_second)
     for name, groups in _group(ops, calls, steps).items():
         every_op = [op for worked, _ in groups.values() for op in worked]
-        whole = judge(name, (), (every_op, [time for _, times in groups.values() for time in times]))
+        whole = place(name, (), (every_op, [time for _, times in groups.values() for time in times]))
         if whole is None:
             continue
         operators.append(whole)
-        judged = [judge(name, shapes, group) for shapes, group in groups.items()]
+        evaluated = [place(name, shapes, group) for shapes, group in groups.items()]
         # A trace does not know the shapes of lists of tensors: then there is one point for all.
-        points += [point for point in judged if point is not None] or [whole]
+        points += [point for point in evaluated if point is not None] or [whole]
     if not operators:
         return None
     operators.sort(key=_by_time)
@@ -75,7 +75,7 @@ def judge_roofline(
         operators=operators,
         points=sorted(points, key=_by_time)[:MOST_POINTS],
         covered_share=sum(point.seconds for point in operators) / step_seconds,
-        told=describe_roofline(operators, step_seconds),
+        sentences=describe_roofline(operators, step_seconds),
     )
 
 
@@ -85,7 +85,7 @@ def name_in_trace(name: str) -> str:
     return f"{space}::{rest.partition('.')[0]}" if rest else name
 
 
-def _judge(
+def _place_shape(
     name: str, shapes: Shapes, group: Group, *, peak_flops: float, peak_bytes_per_second: float
 ) -> RooflinePoint | None:
     ops, times = group

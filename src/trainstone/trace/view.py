@@ -63,8 +63,8 @@ def find_named(trace: Trace, pattern: re.Pattern[str]) -> Flags:
 def look_at(trace: Trace, file: str) -> TraceView:
     """Find steps, host and device; raise DataError where there is nothing to see."""
     if not len(trace.kind):
-        told = f"{file}: {trace.num_events:,} events, none of them an operator or a kernel of torch's profiler"
-        raise DataError(told, hint="a trace of trainstone profile, or of torch.profiler, is wanted")
+        message = f"{file}: {trace.num_events:,} events, none of them an operator or a kernel of torch's profiler"
+        raise DataError(message, hint="a trace of trainstone profile, or of torch.profiler, is wanted")
     old_mark = find_named(trace, MARK) & (trace.kind == Kind.OPERATOR)
     trace = replace(trace, kind=np.where(old_mark, np.int8(Kind.MARK), trace.kind))
     host_lane, steps, starts, ends = _find_steps(trace)

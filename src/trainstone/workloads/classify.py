@@ -1,4 +1,4 @@
-"""Image classification: uint8 NHWC pictures and integer labels in, cross-entropy out."""
+"""Image classification: uint8 NHWC images and integer labels in, cross-entropy out."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,14 +10,14 @@ from trainstone.config.schema import Config
 from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
-from trainstone.machine.ranks import ALONE, Rank
+from trainstone.machine.ranks import SINGLE_RANK, Rank
 from trainstone.models.losses import cross_entropy, draw_mix, mix_images, mix_loss
 from trainstone.models.resnet import build_resnet
 from trainstone.workloads import workload
 
 
 def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
-    """Random pictures and labels; the same for the same seed on every machine."""
+    """Random images and labels; the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(config.seed)
     shape = (batch_size, config.data.image_size, config.data.image_size, 3)
     return [
@@ -30,7 +30,7 @@ def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
 
 
 def mix(
-    config: Config, batches: Iterable[workload.Batch], rank: Rank = ALONE, first_batch: int = 0
+    config: Config, batches: Iterable[workload.Batch], rank: Rank = SINGLE_RANK, first_batch: int = 0
 ) -> Iterator[workload.Batch]:
     alpha = config.train.mixup
     if not alpha:
@@ -59,11 +59,11 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
     return loss
 
 
-def build_judge(config: Config, device: torch.device) -> workload.Judge:
-    """Return what counts a batch, in one row: first guesses and first five that are right, loss, pictures."""
+def build_evaluator(config: Config, device: torch.device) -> workload.Evaluator:
+    """Return what counts a batch, in one row: first guesses and first five that are right, loss, images."""
     see = workload.build_input(config, device)
 
-    def judge(model: nn.Module, batch: workload.Batch) -> Tensor:
+    def evaluate(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, labels = batch
         logits = model(see(images)).float()
         counted = labels != IGNORED
@@ -74,7 +74,7 @@ def build_judge(config: Config, device: torch.device) -> workload.Judge:
         sums = right[:, 0].sum(), right.any(1).sum(), losses.sum(), counted.sum()
         return torch.stack([one.float() for one in sums])[None]
 
-    return judge
+    return evaluate
 
 
 def build_scores(config: Config, device: torch.device) -> workload.Scores:
@@ -82,26 +82,26 @@ def build_scores(config: Config, device: torch.device) -> workload.Scores:
     return lambda model, images: model(see(images)).float()
 
 
-def build_look(config: Config, device: torch.device) -> workload.Look:
+def build_predictor(config: Config, device: torch.device) -> workload.Look:
     score = build_scores(config, device)
 
-    def look(model: nn.Module, images: Tensor) -> list[list[workload.Seen]]:
+    def look(model: nn.Module, images: Tensor) -> list[list[workload.Prediction]]:
         shares, labels = score(model, images).softmax(1).sort(dim=1, descending=True)
         return [
-            [workload.Seen(label, share) for label, share in zip(*picture, strict=True)]
-            for picture in zip(labels.tolist(), shares.tolist(), strict=True)
+            [workload.Prediction(label, share) for label, share in zip(*image, strict=True)]
+            for image in zip(labels.tolist(), shares.tolist(), strict=True)
         ]
 
     return look
 
 
-def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> workload.Scored:
-    """Shares of pictures, and the loss of one."""
+def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> workload.EvalScores:
+    """Shares of images, and the loss of one."""
     # Counts of a batch are exact in float32, their sum over many would not be.
     top1, top5, loss, images = rows.double().sum(0).tolist()
     if not images:
-        raise DataError("no validation picture could be judged", hint="trainstone data verify names what is wrong")
-    return workload.Scored({"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images))
+        raise DataError("no validation image could be judged", hint="trainstone data verify names what is wrong")
+    return workload.EvalScores({"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images))
 
 
 def count_classes(weights: Mapping[str, Tensor]) -> int | None:
@@ -115,15 +115,15 @@ CLASSIFY = workload.Workload(
     build_model=lambda config: build_resnet(**config.model.model_dump(exclude={"name", "pretrained"})),
     synthetic_batches=synthetic_batches,
     holds="class",
-    holds_to_judge="class",
+    eval_holds="class",
     mix=mix,
     build_loss=build_loss,
-    build_judge=build_judge,
+    build_evaluator=build_evaluator,
     build_scores=build_scores,
-    build_look=build_look,
+    build_predictor=build_predictor,
     finish_eval=finish_eval,
     min_classes=2,
     count_classes=count_classes,
     find_trunk=lambda model: model,
-    list_doubts=lambda _config: [],
+    list_warnings=lambda _config: [],
 )

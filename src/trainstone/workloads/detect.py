@@ -1,6 +1,6 @@
-"""Detection: uint8 NHWC pictures and their boxes in, SSD's loss out; COCO's mean average precision says how good it is.
+"""Detection: uint8 NHWC images and their boxes in, SSD's loss out; COCO's mean average precision says how good it is.
 
-Rows that are judged are found boxes, true ones and the pictures themselves, nine numbers each: see ROW.
+Rows that are judged are found boxes, true ones and the images themselves, nine numbers each: see ROW.
 """
 
 import io
@@ -26,24 +26,24 @@ from trainstone.models.ssd import build_ssd
 from trainstone.results import coco_metrics
 from trainstone.results.coco_metrics import Truth, list_tables, match_boxes, score_boxes
 from trainstone.results.findings import finding
-from trainstone.results.schema.quality import QualityPicture, ShownBox
+from trainstone.results.schema.quality import QualitySample, ShownBox
 from trainstone.results.schema.run import Finding
 from trainstone.workloads import workload
 
 Boxes = TypeVar("Boxes", Truth, coco_metrics.Detections)
-ROW = ("picture", "kind", "label", "value", "left", "top", "right", "bottom", "area")
-"""Columns. picture: its number in the source; label: class, negative for a row that is none; value: score of a found
-box, whether a true one is a crowd; edges in pixels of the stored picture, whose size those of a picture's row are."""
-FOUND, TRUTH, PICTURE = 0, 1, 2
+ROW = ("image", "kind", "label", "value", "left", "top", "right", "bottom", "area")
+"""Columns. image: its number in the source; label: class, negative for a row that is none; value: score of a found
+box, whether a true one is a crowd; edges in pixels of the stored image, whose size those of an image's row are."""
+FOUND, TRUTH, IMAGE = 0, 1, 2
 """Kinds of rows."""
-PICTURES = 12
+IMAGES = 12
 MOST_FOUND = 30
-"""Boxes of a picture that are kept, the best ones."""
+"""Boxes of an image that are kept, the best ones."""
 MIN_SCORE = 0.1
 LONGER_SIDE = 480
 QUALITY = 85
 SYNTHETIC_BOXES = 8
-"""Of a random picture; COCO has seven on average."""
+"""Of a random image; COCO has seven on average."""
 MIN_SYNTHETIC_SIDE = 0.05
 
 
@@ -59,7 +59,7 @@ def build_model(config: Config) -> nn.Module:
 
 
 def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
-    """Random pictures with random boxes; the same for the same seed on every machine."""
+    """Random images with random boxes; the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(config.seed)
     size, shape = config.data.image_size, (batch_size, SYNTHETIC_BOXES)
 
@@ -98,11 +98,11 @@ def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, T
     return lambda model, images: find(*score(model, images))
 
 
-def build_judge(config: Config, device: torch.device) -> workload.Judge:
-    """Return what lists, of a validation batch, the boxes that were found, those that are there, and the pictures."""
+def build_evaluator(config: Config, device: torch.device) -> workload.Evaluator:
+    """Return what lists, of a validation batch, the boxes that were found, those that are there, and the images."""
     find = build_finder(config, device)
 
-    def judge(model: nn.Module, batch: workload.Batch) -> Tensor:
+    def evaluate(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, boxes, labels, crowds, areas, facts = batch
         found = find(model, images)
         numbers, sides = facts[:, :1].float(), facts[:, None, [1, 2, 1, 2]].float()
@@ -110,11 +110,11 @@ def build_judge(config: Config, device: torch.device) -> workload.Judge:
             [
                 list_rows(FOUND, numbers, found.labels, found.scores, found.edges * sides),
                 list_rows(TRUTH, numbers, labels, crowds.float(), boxes * sides, areas),
-                list_rows(PICTURE, numbers, torch.zeros_like(facts[:, :1]), numbers[:, :1], sides),
+                list_rows(IMAGE, numbers, torch.zeros_like(facts[:, :1]), numbers[:, :1], sides),
             ]
         )
 
-    return judge
+    return evaluate
 
 
 def list_rows(
@@ -125,7 +125,7 @@ def list_rows(
     columns = [
         numbers.expand(shape),
         torch.full(shape, float(kind), device=labels.device),
-        # What belongs to no picture is nothing.
+        # What belongs to no image is nothing.
         torch.where(numbers >= 0, labels, IGNORED).float(),
         values.expand(shape),
         *edges.expand(*shape, 4).unbind(2),
@@ -139,39 +139,39 @@ def build_scores(config: Config, device: torch.device) -> workload.Scores:
     return lambda model, images: model(see(images))
 
 
-def build_look(config: Config, device: torch.device) -> workload.Look:
+def build_predictor(config: Config, device: torch.device) -> workload.Look:
     find = build_finder(config, device)
 
-    def look(model: nn.Module, images: Tensor) -> list[list[workload.Seen]]:
+    def look(model: nn.Module, images: Tensor) -> list[list[workload.Prediction]]:
         found = find(model, images)
         return [
             [
-                workload.Seen(label, score, tuple(edges))
-                for label, score, edges in zip(*(part.tolist() for part in picture), strict=True)
+                workload.Prediction(label, score, tuple(edges))
+                for label, score, edges in zip(*(part.tolist() for part in image), strict=True)
                 if label != IGNORED
             ]
-            for picture in zip(found.labels, found.scores, found.edges, strict=True)
+            for image in zip(found.labels, found.scores, found.edges, strict=True)
         ]
 
     return look
 
 
-def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> workload.Scored:
-    """COCO's twelve numbers, what is behind them, and some pictures to look at."""
-    judged = split_rows(rows.numpy())
-    if not len(judged.pictures):
-        raise DataError("no validation picture could be judged", hint="trainstone data verify names what is wrong")
+def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> workload.EvalScores:
+    """COCO's twelve numbers, what is behind them, and some images to look at."""
+    evaluated = split_rows(rows.numpy())
+    if not len(evaluated.images):
+        raise DataError("no validation image could be judged", hint="trainstone data verify names what is wrong")
     assert isinstance(config.model.num_classes, int)
     scores = score_boxes(
-        judged.truth,
-        judged.found,
-        pictures=judged.pictures,
+        evaluated.truth,
+        evaluated.found,
+        images=evaluated.images,
         num_classes=config.model.num_classes,
         inclusive_edges=config.detect.inclusive_edges,
     )
     names = [one.text or one.name for one in opened.dataset.classes]
     tables = tuple(list_tables(scores, names))
-    return workload.Scored(scores.metrics, len(judged.pictures), tables, show_pictures(opened, judged, names))
+    return workload.EvalScores(scores.metrics, len(evaluated.images), tables, draw_samples(opened, evaluated, names))
 
 
 def count_classes(weights: Mapping[str, Tensor]) -> int | None:
@@ -181,32 +181,32 @@ def count_classes(weights: Mapping[str, Tensor]) -> int | None:
     return len(bias) // 4 - 5 if bias is not None and bias.dim() == 1 else None
 
 
-def list_doubts(config: Config) -> list[Finding]:
+def list_warnings(config: Config) -> list[Finding]:
     if config.model.pretrained or config.data.source == "generated":
         return []
-    told = "the backbone starts from random weights (model.pretrained): learning takes longer, and may end lower"
-    return [finding("not-pretrained", told)]
+    message = "the backbone starts from random weights (model.pretrained): learning takes longer, and may end lower"
+    return [finding("not-pretrained", message)]
 
 
 class Rows(NamedTuple):
     truth: Truth
     found: coco_metrics.Detections
-    pictures: NDArray[np.int64]
-    """Numbers of the pictures that were judged, rising."""
+    images: NDArray[np.int64]
+    """Numbers of the images that were judged, rising."""
     sizes: NDArray[np.float64]
-    """Their widths and heights. (pictures, 2)"""
+    """Their widths and heights. (images, 2)"""
 
 
 def split_rows(rows: NDArray[np.float32]) -> Rows:
-    """Take rows apart. A picture that several ranks judged counts once."""
+    """Take rows apart. An image that several ranks judged counts once."""
     rows = rows[rows[:, 2] >= 0].astype(np.float64)
-    found, truth, pictures = (rows[rows[:, 1] == kind] for kind in (FOUND, TRUTH, PICTURE))
-    numbers, first = np.unique(pictures[:, 0].astype(np.int64), return_index=True)
+    found, truth, images = (rows[rows[:, 1] == kind] for kind in (FOUND, TRUTH, IMAGE))
+    numbers, first = np.unique(images[:, 0].astype(np.int64), return_index=True)
     return Rows(
         Truth(*_columns(truth), area=truth[:, 8], crowd=truth[:, 3] > 0),
         coco_metrics.Detections(*_columns(found), score=found[:, 3]),
         numbers,
-        pictures[first, 6:8],
+        images[first, 6:8],
     )
 
 
@@ -214,39 +214,39 @@ def _columns(rows: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.i
     return rows[:, 0].astype(np.int64), rows[:, 2].astype(np.int64), rows[:, 4:8]
 
 
-def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tuple[QualityPicture, bytes], ...]:
-    """Choose pictures that have something in them, evenly among all: the same ones at every evaluation."""
-    full = np.unique(judged.truth.picture)
-    chosen = full[np.unique(np.linspace(0, len(full) - 1, min(PICTURES, len(full))).round().astype(np.int64))]
-    truth, found = keep_pictures(judged.truth, chosen), keep_pictures(judged.found, chosen)
+def draw_samples(opened: OpenSplit, evaluated: Rows, names: list[str]) -> tuple[tuple[QualitySample, bytes], ...]:
+    """Choose images that have something in them, evenly among all: the same ones at every evaluation."""
+    full = np.unique(evaluated.truth.image)
+    chosen = full[np.unique(np.linspace(0, len(full) - 1, min(IMAGES, len(full))).round().astype(np.int64))]
+    truth, found = select_images(evaluated.truth, chosen), select_images(evaluated.found, chosen)
     is_right, is_found = match_boxes(truth, found)
     shown = []
     for number in chosen.tolist():
-        width, height = judged.sizes[np.searchsorted(judged.pictures, number)].tolist()
+        width, height = evaluated.sizes[np.searchsorted(evaluated.images, number)].tolist()
         boxes = []
-        for place in np.flatnonzero(truth.picture == number).tolist():
+        for place in np.flatnonzero(truth.image == number).tolist():
             edges = shares(truth.edges[place], width, height)
             boxes.append(ShownBox(label=name(names, truth.label[place]), **edges, right_one=bool(is_found[place])))
-        best = np.flatnonzero((found.picture == number) & (found.score >= MIN_SCORE))
+        best = np.flatnonzero((found.image == number) & (found.score >= MIN_SCORE))
         for place in best[np.argsort(-found.score[best], kind="stable")][:MOST_FOUND].tolist():
             edges, score = shares(found.edges[place], width, height), round(float(found.score[place]), 3)
-            told = name(names, found.label[place])
-            boxes.append(ShownBox(label=told, **edges, score=score, right_one=bool(is_right[place])))
+            message = name(names, found.label[place])
+            boxes.append(ShownBox(label=message, **edges, score=score, right_one=bool(is_right[place])))
         try:
-            picture = Image.fromarray(decode(opened.source.read(number).image))
+            image = Image.fromarray(decode(opened.source.read(number).image))
         except DataError:
             continue  # it can no longer be read
-        picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
+        image.thumbnail((LONGER_SIDE, LONGER_SIDE))
         jpeg = io.BytesIO()
-        picture.save(jpeg, "JPEG", quality=QUALITY)
-        title, file = opened.source.name(number), f"pictures/{number:08d}.jpg"
-        made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
+        image.save(jpeg, "JPEG", quality=QUALITY)
+        title, file = opened.source.name(number), f"samples/{number:08d}.jpg"
+        made = QualitySample(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
         shown.append((made, jpeg.getvalue()))
     return tuple(shown)
 
 
-def keep_pictures(boxes: Boxes, chosen: NDArray[np.int64]) -> Boxes:
-    kept = np.isin(boxes.picture, chosen)
+def select_images(boxes: Boxes, chosen: NDArray[np.int64]) -> Boxes:
+    kept = np.isin(boxes.image, chosen)
     return replace(boxes, **{field.name: getattr(boxes, field.name)[kept] for field in fields(boxes)})
 
 
@@ -266,15 +266,15 @@ DETECT = workload.Workload(
     build_model=build_model,
     synthetic_batches=synthetic_batches,
     holds="boxes",
-    holds_to_judge="truth",
+    eval_holds="truth",
     mix=lambda _config, batches, _rank, _first_batch: iter(batches),
     build_loss=build_loss,
-    build_judge=build_judge,
+    build_evaluator=build_evaluator,
     build_scores=build_scores,
-    build_look=build_look,
+    build_predictor=build_predictor,
     finish_eval=finish_eval,
     min_classes=1,
     count_classes=count_classes,
     find_trunk=lambda model: model.backbone,
-    list_doubts=list_doubts,
+    list_warnings=list_warnings,
 )

@@ -1,6 +1,6 @@
 """The Workload record: all the loop must know of what is trained. A new one: a file and a line in registry.py.
 
-What workloads on pictures share stands here, too: loaders, the check of classes, and the network's input.
+What workloads on images share stands here, too: loaders, the check of classes, and the network's input.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,33 +16,33 @@ from trainstone.data.pipeline.feed import Holds
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
-from trainstone.machine.ranks import ALONE, Rank
-from trainstone.results.schema.quality import QualityPicture, QualityTable
+from trainstone.machine.ranks import SINGLE_RANK, Rank
+from trainstone.results.schema.quality import QualitySample, QualityTable
 from trainstone.results.schema.run import Finding
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
-Judge = Callable[[nn.Module, Batch], Tensor]
+Evaluator = Callable[[nn.Module, Batch], Tensor]
 Scores = Callable[[nn.Module, Tensor], Any]
 MIN_EVAL_BATCH = 32
 
 
-class Seen(NamedTuple):
-    """A class that a picture shows, and where, if that was looked for."""
+class Prediction(NamedTuple):
+    """A class that an image shows, and where, if that was looked for."""
 
     label: int
     score: float
     edges: Edges | None = None
 
 
-Look = Callable[[nn.Module, Tensor], list[list[Seen]]]
+Look = Callable[[nn.Module, Tensor], list[list[Prediction]]]
 
 
-class Scored(NamedTuple):
+class EvalScores(NamedTuple):
     metrics: dict[str, float]
     images: int
     tables: tuple[QualityTable, ...] = ()
-    pictures: tuple[tuple[QualityPicture, bytes], ...] = ()
+    samples: tuple[tuple[QualitySample, bytes], ...] = ()
     """To be looked at: each with its JPEG."""
 
 
@@ -58,19 +58,19 @@ class Workload:
     """Host batches of the given size from the seed."""
     holds: Holds
     """What a training batch has beside the pixels."""
-    holds_to_judge: Holds
+    eval_holds: Holds
     """What a validation batch has beside the pixels."""
     mix: Callable[[Config, Iterable[Batch], Rank, int], Iterator[Batch]]
     """Batches as the loss wants them, begun at a batch: with the draws of mixup, where it is on."""
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
-    build_judge: Callable[[Config, torch.device], Judge]
+    build_evaluator: Callable[[Config, torch.device], Evaluator]
     """Rows of numbers for a validation batch, float32 on the device: (any number, columns)."""
     build_scores: Callable[[Config, torch.device], Scores]
-    """What a network gives for pictures that lie on the device, normalisation included; no labels, no loss."""
-    build_look: Callable[[Config, torch.device], Look]
-    """What is seen in each picture of a batch that lies on the device, the likeliest first."""
-    finish_eval: Callable[[Config, OpenSplit, Tensor], Scored]
+    """What a network gives for images that lie on the device, normalisation included; no labels, no loss."""
+    build_predictor: Callable[[Config, torch.device], Look]
+    """What is seen in each image of a batch that lies on the device, the likeliest first."""
+    finish_eval: Callable[[Config, OpenSplit, Tensor], EvalScores]
     """What the rows of all batches and ranks (float32 in host memory) amount to. It may run beside the next steps."""
     min_classes: int
     """Fewer there is nothing to learn with."""
@@ -78,7 +78,7 @@ class Workload:
     """How many classes saved weights know; None: they do not say."""
     find_trunk: Callable[[nn.Module], nn.Module]
     """The part of the network that model.pretrained is for."""
-    list_doubts: Callable[[Config], list[Finding]]
+    list_warnings: Callable[[Config], list[Finding]]
     """What is to be said of a training with this configuration."""
 
     def empty_batch(self, config: Config, batch_size: int) -> Batch:
@@ -98,37 +98,39 @@ class Workload:
             )
 
     def open_training(
-        self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
+        self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = SINGLE_RANK, first_batch: int = 0
     ) -> Loader:
         self.check_classes(config, opened.dataset)
         if config.engine.cuda_graphs and self.holds == "boxes":
             raise ConfigError(
-                "engine.cuda_graphs = true: batches of real pictures differ in their number of boxes",
+                "engine.cuda_graphs = true: batches of real images differ in their number of boxes",
                 hint="--set engine.cuda_graphs=false",
             )
         assert isinstance(config.train.batch_size, int)  # engine/fit.py resolved it
         how = {"holds": self.holds, "parts": config.train.accumulate, "first_step": first_batch}
         return _open_for_rank(config, opened, device, rank, batch_size=config.train.batch_size, **how)
 
-    def open_validation(self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
-        """Open the loader of a rank's share of the validation pictures, each once: a cache would be for nothing."""
+    def open_validation(
+        self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = SINGLE_RANK
+    ) -> Loader:
+        """Open the loader of a rank's share of the validation images, each once: a cache would be for nothing."""
         self.check_classes(config, opened.dataset)
         batch_size = choose_eval_batch(config)
         parts = batch_size if config.eval.drop_rest else 1
         if len(opened.source) < parts:
             raise DataError(
-                f"{len(opened.source)} validation pictures do not fill a batch of {batch_size} (eval.drop_rest)",
+                f"{len(opened.source)} validation images do not fill a batch of {batch_size} (eval.drop_rest)",
                 hint="--set eval.drop_rest=false judges all",
             )
-        how = {"holds": self.holds_to_judge, "parts": parts, "train": False}
+        how = {"holds": self.eval_holds, "parts": parts, "train": False}
         config = change_section(config, "loader", cache="off")
         return _open_for_rank(config, opened, device, rank, batch_size=batch_size, **how)
 
 
 def choose_eval_batch(config: Config) -> int:
-    asked, trained = config.eval.batch_size, config.train.batch_size
-    if asked != "auto":
-        return asked
+    requested, trained = config.eval.batch_size, config.train.batch_size
+    if requested != "auto":
+        return requested
     return MIN_EVAL_BATCH if trained == "auto" else max(MIN_EVAL_BATCH, trained)
 
 

@@ -1,4 +1,4 @@
-"""Small tars, zips, pictures, folders of files, and sets in COCO's layout, whose pictures are heads only."""
+"""Small tars, zips, images, folders of files, and sets in COCO's layout, whose images are heads only."""
 
 import io
 import struct
@@ -20,7 +20,7 @@ CATEGORIES = [CocoCategory(9, "square"), CocoCategory(4, "circle")]
 
 
 def make_jpeg(shade: int = 0) -> bytes:
-    """A small red picture; each shade gives other bytes."""
+    """A small red image; each shade gives other bytes."""
     out = io.BytesIO()
     Image.new("RGB", (8, 8), (shade, 0, 0)).save(out, "JPEG")
     return out.getvalue()

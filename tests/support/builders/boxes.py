@@ -10,18 +10,18 @@ from trainstone.results.coco_metrics import Detections, Truth
 
 
 def draw_boxes(
-    random: np.random.Generator, *, num_pictures: int, num_classes: int, true: int, found: int
+    random: np.random.Generator, *, num_images: int, num_classes: int, true: int, found: int
 ) -> tuple[Truth, Detections]:
-    """Boxes from below 32 to above 96 pixels, in some of the pictures and classes; crowds; scores that repeat.
+    """Boxes from below 32 to above 96 pixels, in some of the images and classes; crowds; scores that repeat.
 
     Found boxes lie near true ones, some exactly on them, some without any width, many twice.
     """
-    pictures, classes = max(1, num_pictures - 2), max(1, num_classes - 1)  # the last ones stay empty
+    images, classes = max(1, num_images - 2), max(1, num_classes - 1)  # the last ones stay empty
     corner = random.integers(0, 300, (true, 2)).astype(float)
     edges = np.hstack((corner, corner + random.choice([9.5, 20, 32, 60, 96, 150], (true, 2))))
     area = (edges[:, 2:] - edges[:, :2]).prod(axis=1) * random.choice([1.0, 0.5], true)
     truth = Truth(
-        random.integers(pictures, size=true), random.integers(classes, size=true), edges, area,
+        random.integers(images, size=true), random.integers(classes, size=true), edges, area,
         random.random(true) < 0.15,
     )  # fmt: skip
     near = random.integers(true, size=found)
@@ -29,23 +29,23 @@ def draw_boxes(
     moved[:, 2:] = np.maximum(moved[:, :2], moved[:, 2:])
     score = np.round(random.random(found), 1)
     away = random.random(found) < 0.2
-    picture = np.where(away, random.integers(num_pictures, size=found), truth.picture[near])
+    image = np.where(away, random.integers(num_images, size=found), truth.image[near])
     label = np.where(random.random(found) < 0.2, random.integers(num_classes, size=found), truth.label[near])
-    return truth, Detections(picture, label, moved, score)
+    return truth, Detections(image, label, moved, score)
 
 
-def ask_pycocotools(truth: Truth, found: Detections, num_pictures: int, num_classes: int, added_pixels: int = 0) -> Any:
+def run_pycocotools(truth: Truth, found: Detections, num_images: int, num_classes: int, added_pixels: int = 0) -> Any:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     def place(boxes: Truth | Detections, at: int, added: int = 0) -> dict[str, Any]:
         left, top, right, bottom = boxes.edges[at].tolist()
         bbox = [left, top, right - left + added, bottom - top + added]
-        return {"image_id": int(boxes.picture[at]) + 1, "category_id": int(boxes.label[at]) + 1, "bbox": bbox}
+        return {"image_id": int(boxes.image[at]) + 1, "category_id": int(boxes.label[at]) + 1, "bbox": bbox}
 
     coco = COCO()
     coco.dataset = {
-        "images": [{"id": number + 1} for number in range(num_pictures)],
+        "images": [{"id": number + 1} for number in range(num_images)],
         "categories": [{"id": number + 1} for number in range(num_classes)],
         "annotations": [
             place(truth, at) | {"id": at + 1, "area": float(truth.area[at]), "iscrowd": int(truth.crowd[at])}

@@ -26,13 +26,13 @@ def make_network(config: Config, seed: int = 0) -> torch.nn.Module:
 
 
 def make_document(config: Config) -> dict[str, Any]:
-    """After 12 of 4 pictures a step: evaluated after 10."""
-    judged = Evaluation(epoch=2.0, step=10, seconds=5.0, eval_seconds=1.0, metrics={"top1": 0.1}, images=31)
+    """After 12 of 4 images a step: evaluated after 10."""
+    evaluated = Evaluation(epoch=2.0, step=10, seconds=5.0, eval_seconds=1.0, metrics={"top1": 0.1}, images=31)
     return {
         "run_id": RUN_ID,
         "global_batch": 4,
         "epoch": 2.4,
-        "history": [judged.model_dump(mode="json")],
+        "history": [evaluated.model_dump(mode="json")],
         "config": config.model_dump(mode="json", exclude_none=True),
     }
 

@@ -29,7 +29,7 @@ export OMP_NUM_THREADS=1   # one thread
 bede-ddlrun python $PYTHON_HOME/tensorflow-benchmarks/resnet50/main.py \\
 --mode=train_and_evaluate --iter_unit=epoch --num_iter=50 --batch_size=256 \\
 --warmup_steps=100 --use_cosine_lr --label_smoothing 0.1 --lr_init=0.256 --lr_warmup_epochs=8 \\
---momentum=0.875 --weight_decay=3.0517578125e-05 --data_dir="/data/my pictures" \\
+--momentum=0.875 --weight_decay=3.0517578125e-05 --data_dir="/data/my images" \\
 --results_dir=run_results --nouse_xla --precision=fp16 --loss_scale=1024 --use_static_loss_scaling
 echo Total run time : $hours Hours
 """
@@ -135,9 +135,9 @@ export NCCL_SOCKET_IFNAME="""
 STARTED = re.compile(r"trainstone launch [^;]*")
 
 
-def parse_told(told: Translation) -> None:
-    started = [line.replace("$seed", "1") for note in told.notes for line in STARTED.findall(note) if " -- " in line]
-    for command in (told.command, told.file_command, *started):
+def parse_message(message: Translation) -> None:
+    started = [line.replace("$seed", "1") for note in message.notes for line in STARTED.findall(note) if " -- " in line]
+    for command in (message.command, message.file_command, *started):
         if command:
             parse_command(command)
 

@@ -46,12 +46,12 @@ def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
 def read_damaged(path: Path, content: bytes, read: Callable[[Path], Any], place: str = "byte") -> None:
     """Read what may be damaged; whatever else than a DataError with file and place escapes fails the test."""
     path.write_bytes(content)
-    told = ""
+    message = ""
     try:
         read(path)
     except DataError as err:
-        told = err.message
-    assert not told or (path.name in told and place in told)
+        message = err.message
+    assert not message or (path.name in message and place in message)
 
 
 def write(path: Path, content: bytes) -> Path:

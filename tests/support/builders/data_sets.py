@@ -1,4 +1,4 @@
-"""Data sets of a few pictures for tests, in every storage: single shards by an encoder, whole sets by `prepare`."""
+"""Data sets of a few images for tests, in every storage: single shards by an encoder, whole sets by `prepare`."""
 
 import contextlib
 import io
@@ -84,7 +84,7 @@ def to_detect(count: int, first: int = 0) -> list[Sample]:
 
 def make_set(
     root: Path, storage: Any, kind: str = "classify", count: int | Sequence[Sample] = 8, val: int = 0,
-    described: bool = True, **wishes: Any,
+    described: bool = True, **requests: Any,
 ) -> Path:  # fmt: skip
     """Write a whole set of so many samples, or of these, as `trainstone data` does; the order stays."""
     make = to_classify if kind == "classify" else to_detect
@@ -92,14 +92,14 @@ def make_set(
     splits = [Split("train", Listed(samples))]
     if val:
         splits.append(Split("val", Listed(make(val, len(samples)))))
-    write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **wishes)
+    write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **requests)
     if not described:
         (root / "manifest.json").unlink()
     return root
 
 
-def write_set(root: Path, found: DataSet, storage: Any, **wishes: Any) -> Path:
-    for _ in prepare(make_plan(found, storage, shuffle=False, **wishes), root, Rank(), 2):
+def write_set(root: Path, found: DataSet, storage: Any, **requests: Any) -> Path:
+    for _ in prepare(make_plan(found, storage, shuffle=False, **requests), root, Rank(), 2):
         pass
     return root
 
@@ -109,17 +109,17 @@ def make_encoder(storage: Any, kind: str = "classify") -> Encoder:
 
 
 def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[ByteSpan]:
-    spans, told = list[ByteSpan](), list[tuple[str, ...]]()
+    spans, message = list[ByteSpan](), list[tuple[str, ...]]()
     with path.open("wb") as file:
         for number, sample in enumerate(samples):
             made = encoder.encode(sample, number, look(sample.image))
             at = file.tell()
             file.writelines(made.buffers)
             spans.append(ByteSpan(at, file.tell() - at))
-            told.append(encoder.lines(made, spans[-1]))
+            message.append(encoder.lines(made, spans[-1]))
         file.write(encoder.tail)
     for number, name in enumerate(encoder.sidecars(Shard("train", path.name, 0, len(spans)))):
-        text = encoder.finish("".join(lines[number] for lines in told), len(spans))
+        text = encoder.finish("".join(lines[number] for lines in message), len(spans))
         if text:
             beside = path.parent / name
             beside.parent.mkdir(exist_ok=True)

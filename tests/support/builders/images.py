@@ -1,4 +1,4 @@
-"""Pictures for the loader's tests: smooth or busy pixels, JPEGs of every layout, samples of many sizes and kinds."""
+"""Images for the loader's tests: smooth or busy pixels, JPEGs of every layout, samples of many sizes and kinds."""
 
 import io
 from typing import Any
@@ -17,7 +17,7 @@ BOXES = (Box(0, 0.1, 0.2, 0.6, 0.9), Box(1, 0.5, 0.5, 0.95, 0.8))
 
 
 def smooth(width: int, height: int) -> Pixels:
-    """Slow waves that a smaller picture still shows."""
+    """Slow waves that a smaller image still shows."""
     y, x = np.mgrid[:height, :width]
     waves = [
         np.sin(x * across / width * 6 + y * down / height * 6) for across, down in ((1, 0.3), (0.2, 1), (0.7, 0.7))
@@ -64,7 +64,7 @@ def put_before(data: bytes, marker: bytes, astray: bytes) -> bytes:
 
 
 def make_samples(count: int) -> list[Sample]:
-    """Pictures of many sizes: most are JPEGs, some progressive, grey or PNGs; some with boxes."""
+    """Images of many sizes: most are JPEGs, some progressive, grey or PNGs; some with boxes."""
     samples = []
     for number in range(count):
         look = {3: {"kind": "PNG"}, 5: {"mode": "L"}, 6: {"quality": 85, "progressive": True}}.get(number % 7)

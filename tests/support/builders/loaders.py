@@ -1,4 +1,4 @@
-"""Loaders of few pictures, and what they give."""
+"""Loaders of few images, and what they give."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ def make_config(image_size: int = 32, seed: int = 3, **keys: Any) -> Config:
     return config.model_copy(update=sections)
 
 
-def make_loader(source: Source, batch_size: int = 4, **wishes: Any) -> Loader:
+def make_loader(source: Source, batch_size: int = 4, **requests: Any) -> Loader:
     keys = {*AugmentConfig.model_fields, *LoaderConfig.model_fields, "image_size", "seed"}
-    config = make_config(**{"threads": 2, "prefetch": 2, **{key: wishes.pop(key) for key in keys & wishes.keys()}})
-    return Loader(source, config, LoaderOptions(batch_size, **wishes))
+    config = make_config(**{"threads": 2, "prefetch": 2, **{key: requests.pop(key) for key in keys & requests.keys()}})
+    return Loader(source, config, LoaderOptions(batch_size, **requests))
 
 
 def take(loader: Loader, count: int | None = None) -> list[Batch]:

@@ -16,8 +16,8 @@ from support.builders.results import write_run
 from support.builders.training_results import make_training
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.engine.event_schedule import Cadence
-from trainstone.engine.training_data import order_pictures
+from trainstone.engine.event_schedule import EventSchedule
+from trainstone.engine.training_data import order_images
 from trainstone.machine.page_cache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
@@ -61,26 +61,28 @@ def open_made_log(
     ranks: int = 8,
     network: nn.Module | None = None,
     *,
-    pictures: tuple[int, int] = IMAGENET,
-    cadence: Cadence | None = None,
+    images: tuple[int, int] = IMAGENET,
+    event_schedule: EventSchedule | None = None,
     built_seconds: float = BEGAN,
     clock: Clock | None = None,
 ) -> MlperfLog:
     """The log of a run on so many images to train on and to validate with."""
     rank = Rank(0, ranks)
-    order = order_pictures(config, pictures[0], rank)
-    images = order.global_batch * config.train.accumulate
-    cadence = cadence or Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
+    order = order_images(config, images[0], rank)
+    global_batch = order.global_batch * config.train.accumulate
+    event_schedule = event_schedule or EventSchedule(
+        order.epoch_images, global_batch, config.eval, config.stop, config.checkpoint
+    )
     head = functools.partial(
         list_head,
         config,
-        measure_sizes(config, *pictures, rank),
+        measure_sizes(config, *images, rank),
         "Made-up accelerator",
         [name for name, _ in (network or build_resnet(50)).named_parameters()],
         CacheCleared(True, "page cache cleared", BEGAN),
         StartTimes(int(BEGAN * 1000), int(built_seconds * 1000)),
     )
-    return MlperfLog(path, cadence, config, ranks, head, now=clock or Clock())
+    return MlperfLog(path, event_schedule, config, ranks, head, now=clock or Clock())
 
 
 def write_log(
@@ -89,7 +91,7 @@ def write_log(
     ranks: int,
     network: nn.Module | None,
     *,
-    pictures: tuple[int, int],
+    images: tuple[int, int],
     epochs: int,
     minutes: float,
     score: Callable[[int], dict[str, float]],
@@ -97,25 +99,25 @@ def write_log(
 ) -> None:
     """Write the log of a run that took so many minutes; `score` of an epoch, of which the last is always judged."""
     clock, built = Clock(BEGAN + INIT_SECONDS), BEGAN + BUILD_SECONDS
-    made = open_made_log(path, config, ranks, network, pictures=pictures, built_seconds=built, clock=clock)
-    cadence = made._cadence
-    steps = cadence.pictures // cadence.global_batch
-    judged = [epoch for epoch in range(1, epochs + 1) if cadence.evaluates_after(epoch * steps)]
-    epoch_seconds = (minutes * 60 - EVAL_SECONDS * len(judged)) / epochs
+    made = open_made_log(path, config, ranks, network, images=images, built_seconds=built, clock=clock)
+    event_schedule = made._event_schedule
+    steps = event_schedule.images // event_schedule.global_batch
+    evaluated = [epoch for epoch in range(1, epochs + 1) if event_schedule.evaluates_after(epoch * steps)]
+    epoch_seconds = (minutes * 60 - EVAL_SECONDS * len(evaluated)) / epochs
     with made as log:
         log.begin()
         for epoch in range(1, epochs + 1):
             done = epoch * steps
             log.begin_steps(done - steps)
             clock.seconds += epoch_seconds
-            images = config.train.batch_size * steps  # one step stands for all
-            log.step(StepRecord(done - 1, epoch - 1, clock() - epoch_seconds, 0, epoch_seconds, images, 1, 1))
-            if epoch in judged or epoch == epochs:
+            step_images = config.train.batch_size * steps  # one step stands for all
+            log.step(StepRecord(done - 1, epoch - 1, clock() - epoch_seconds, 0, epoch_seconds, step_images, 1, 1))
+            if epoch in evaluated or epoch == epochs:
                 log.begin_evaluation(done)
                 clock.seconds += EVAL_SECONDS
                 log.end_evaluation(done)
                 times = {"seconds": clock() - BEGAN, "eval_seconds": EVAL_SECONDS}
-                log.evaluation(Evaluation(epoch=epoch, step=done, **times, metrics=score(epoch), images=pictures[1]))
+                log.evaluation(Evaluation(epoch=epoch, step=done, **times, metrics=score(epoch), images=images[1]))
         log.finish(ended)
 
 
@@ -125,7 +127,7 @@ def write_closed_log(
     """Write the log of a run that reached (or missed) the target after some epochs, which took so many minutes."""
     write_log(
         *(path, load_mlperf(ranks=ranks, **changes), ranks, None),
-        pictures=IMAGENET,
+        images=IMAGENET,
         epochs=epochs,
         minutes=minutes,
         # Rises to 0.7595 at the last epoch, or stays just below the target.
@@ -162,7 +164,7 @@ def write_ssd_log(
     path: Path,
     *,
     ranks: int = 8,
-    pictures: tuple[int, int] = COCO,
+    images: tuple[int, int] = COCO,
     epochs: int = 50,
     reached: float = 0.2301,
     minutes: float = 25.4,
@@ -172,7 +174,7 @@ def write_ssd_log(
     config = load_ssd(ranks=ranks, **changes)
     write_log(
         *(path, config, ranks, build_empty()),
-        pictures=pictures,
+        images=images,
         epochs=epochs,
         minutes=minutes,
         score=lambda epoch: {"map": reached if epoch == epochs else 0.8 * reached, "map50": 0.4},

@@ -23,12 +23,12 @@ def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **c
     """Facts of a recipe of that original: 4 ranks x 256, 10 steps an epoch, 5 epochs."""
     config = load_config("ssd300-mlperf" if name == "mlperf_ssd" else f"resnet50-{name}", settings=settings)
     place = {"kind": kind, "config": config, "folder": folder, "began": BEGAN, "ranks": 4, "device": 2}
-    return RunFacts(**place | {"global_batch": 1024, "train_pictures": 10240, "steps": 50} | changes)
+    return RunFacts(**place | {"global_batch": 1024, "train_images": 10240, "steps": 50} | changes)
 
 
 def make_step(step: int, evaluations: Sequence[int] = (), **changes: Any) -> StepRecord:
     """A step of half a second, after the others and the evaluations before it, of a rank with 256 images."""
-    start = FIRST_START + STEP_SECONDS * step + EVAL_SECONDS * sum(judged <= step for judged in evaluations)
+    start = FIRST_START + STEP_SECONDS * step + EVAL_SECONDS * sum(evaluated <= step for evaluated in evaluations)
     record = StepRecord(step, step // 10, start, 0.125, STEP_SECONDS, 256, 9.5 - step / 64, step / 128)
     phases = {"forward_seconds": 0.125, "backward_seconds": 0.0625 * (1 + step), "optimizer_seconds": 0.0}
     return record._replace(**{"decay_loss": 0.75, **phases, **changes})

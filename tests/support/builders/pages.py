@@ -1,6 +1,6 @@
 """A made-up run of every kind that is shown, as usual and with hostile text wherever it may stand.
 
-Among them a detection run: COCO's twelve over eight evaluations, tables of real scores, four pictures with boxes. And a
+Among them a detection run: COCO's twelve over eight evaluations, tables of real scores, four images with boxes. And a
 data set, as `data info` describes it.
 """
 
@@ -42,8 +42,8 @@ from trainstone.results.coco_metrics import METRICS, list_tables, score_boxes
 from trainstone.results.combine import conclude_sweep
 from trainstone.results.compare import compare
 from trainstone.results.schema import dataset
-from trainstone.results.schema.data_bench import Feeding
-from trainstone.results.schema.quality import Quality, QualityPicture, QualityTable, ShownBox
+from trainstone.results.schema.data_bench import DataBenchResult
+from trainstone.results.schema.quality import Quality, QualitySample, QualityTable, ShownBox
 from trainstone.results.schema.run import LoaderResult
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.verdicts import write_data_verdict
@@ -81,9 +81,9 @@ def write_sweep(folder: Path, sweep: Sweep, **changes: Any) -> Path:
     return write_run(folder, make_result("swept", None, **values), children)
 
 
-def write_data_bench(folder: Path, feeding: Feeding) -> Path:
-    told = {"kind": "data", "status": "ok", "grade": None, "verdict": write_data_verdict(feeding, "ResNet-50")}
-    return write_run(folder, make_result("set", None, data_bench=feeding, **told))
+def write_data_bench(folder: Path, feeding: DataBenchResult) -> Path:
+    message = {"kind": "data", "status": "ok", "grade": None, "verdict": write_data_verdict(feeding, "ResNet-50")}
+    return write_run(folder, make_result("set", None, data_bench=feeding, **message))
 
 
 def write_compared(folder: Path) -> Path:
@@ -96,7 +96,7 @@ def write_compared(folder: Path) -> Path:
 def write_fed(folder: Path) -> Path:
     measured = {"images_per_second": 400.0, "ci95": (390.0, 410.0), "data_bound": False}
     synthetic = {"synthetic_images_per_second": 100.0, "synthetic_ci95": (99.0, 101.0)}
-    stored = {"threads": 2, "engine": "threads", "pictures": 1000, "storage": "RecordIO", "digest": "x"}
+    stored = {"threads": 2, "engine": "threads", "images": 1000, "storage": "RecordIO", "digest": "x"}
     stages = {"stage_seconds_per_image": {"read": 1e-3, "decode": 3e-3}}
     return write_run(folder, make_result("fed", 90.0, loader=LoaderResult(**measured, **synthetic, **stored, **stages)))
 
@@ -127,8 +127,8 @@ def box_of(label: str, edges: tuple[float, ...], **more: Any) -> ShownBox:
 @cache
 def make_tables() -> list[QualityTable]:
     """Real scores of made-up boxes, of 80 classes."""
-    truth, found = draw_boxes(np.random.default_rng(3), num_pictures=120, num_classes=81, true=2500, found=9000)
-    return list_tables(score_boxes(truth, found, pictures=np.arange(120), num_classes=81), NAMES)
+    truth, found = draw_boxes(np.random.default_rng(3), num_images=120, num_classes=81, true=2500, found=9000)
+    return list_tables(score_boxes(truth, found, images=np.arange(120), num_classes=81), NAMES)
 
 
 def make_found(**changes: Any) -> Quality:
@@ -139,16 +139,16 @@ def make_found(**changes: Any) -> Quality:
     ]
     given = {
         "metric": "map", "value": MAPS[-1], "target": 0.23, "seconds_to_target": history[-1].seconds,
-        "epochs": history[-1].epoch, "history": history, "tables": make_tables(), "pictures": make_pictures(),
+        "epochs": history[-1].epoch, "history": history, "tables": make_tables(), "samples": make_images(),
     }  # fmt: skip
     return Quality(**(given | changes))
 
 
 @cache
-def make_pictures() -> list[QualityPicture]:
+def make_images() -> list[QualitySample]:
     return [
-        QualityPicture(
-            file=f"pictures/{number:012}.jpg", title=f"{number:012}.jpg", width=SIZES[number][0],
+        QualitySample(
+            file=f"samples/{number:012}.jpg", title=f"{number:012}.jpg", width=SIZES[number][0],
             height=SIZES[number][1], boxes=find_things(number),
         )
         for number in range(len(SIZES))
@@ -157,9 +157,9 @@ def make_pictures() -> list[QualityPicture]:
 
 def write_found(folder: Path, quality: Quality | None = None, **changes: Any) -> Path:
     path = write_training(folder, make_training(quality=quality or make_found(), **changes))
-    (path / "pictures").mkdir()
+    (path / "samples").mkdir()
     for number in range(len(SIZES)):
-        (path / f"pictures/{number:012}.jpg").write_bytes(base64.b64decode(JPEG))
+        (path / f"samples/{number:012}.jpg").write_bytes(base64.b64decode(JPEG))
     return path
 
 
@@ -170,15 +170,15 @@ def make_split(name: str, counts: list[int], **changes) -> dataset.SplitSummary:
         )
         for what, low, high in (("width", 300, 500), ("height", 200, 400), ("bytes", 1000, 3000))
     }
-    sizes = [dataset.SizeCount(width=w, height=h, pictures=n) for w, h, n in ((500, 375, 4), (300, 200, 1))]
-    looked = dataset.LookedAt(pictures=5, **spread, kinds={"jpeg": 4, "png": 1}, colours={"rgb": 5}, sizes=sizes)
+    sizes = [dataset.SizeCount(width=w, height=h, images=n) for w, h, n in ((500, 375, 4), (300, 200, 1))]
+    looked = dataset.LookedAt(images=5, **spread, kinds={"jpeg": 4, "png": 1}, colours={"rgb": 5}, sizes=sizes)
     given = {"records": sum(counts), "counted": sum(counts), "looked_at": looked, **changes}
     return dataset.SplitSummary(name=name, class_counts=counts, **given)
 
 
 def make_summary(num_classes: int = 3, *, detect: bool = False) -> dataset.DatasetSummary:
     text, counts = "thing", [number % 7 + 1 for number in range(num_classes)]
-    boxes = dataset.BoxCounts(boxes=sum(counts), pictures=4, per_picture={0: 1, 2: 2, 90: 1}) if detect else None
+    boxes = dataset.BoxCounts(boxes=sum(counts), images=4, per_image={0: 1, 2: 2, 90: 1}) if detect else None
     bad = [dataset.BadRecord(where=f"{text}.rec, byte 8", why=text)]
     box = dataset.SampleBox(text=text, left=0.25, top=0, right=0.75, bottom=1, crowd=True)
     sample = {"split": "train", "name": text, "label": text, "width": 40, "height": 20, "jpeg_base64": JPEG}
@@ -192,7 +192,7 @@ def make_summary(num_classes: int = 3, *, detect: bool = False) -> dataset.Datas
             make_split("train", counts, boxes=boxes, num_bad=1, bad=bad, shards=2, bytes=2**20),
             make_split("val", counts, boxes=boxes, outside=3, unlabelled=4),
         ],
-        samples=[dataset.SamplePicture(**sample, boxes=[box])],
+        samples=[dataset.DatasetSample(**sample, boxes=[box])],
     )
 
 

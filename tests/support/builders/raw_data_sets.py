@@ -1,4 +1,4 @@
-"""Pictures for whole data sets: ImageNet in small with its faults, folders as people have them, scenes with boxes."""
+"""Images for whole data sets: ImageNet in small with its faults, folders as people have them, scenes with boxes."""
 
 import io
 from pathlib import Path
@@ -18,7 +18,7 @@ SYNSETS = {
     "n03000134": "chainlink fence",
 }
 SIZES = ((56, 48), (48, 64), (50, 50))
-# Two pictures that build_imagenet_data.py knows by name.
+# Two images that build_imagenet_data.py knows by name.
 PNG = "n02105855/n02105855_2933.JPEG"
 CMYK = "n01739381/n01739381_1309.JPEG"
 ENDINGS = (".jpeg", ".jpg", ".png")
@@ -26,7 +26,7 @@ SCENES = ("--count", "41", "--val", "12", "--classes", "5", "--size", "120x90")
 
 
 def make_imagenet(root: Path) -> None:
-    """Synset folders, the two faults, boxes and texts; pictures of several sizes."""
+    """Synset folders, the two faults, boxes and texts; images of several sizes."""
     boxes = []
     for split, count in (("train", 203), ("val", 53)):
         for number in range(count):
@@ -49,14 +49,14 @@ def make_imagenet(root: Path) -> None:
 
 
 def make_oddities(root: Path, imagenet: Path) -> None:
-    """The same as links, and folders in folders, other endings, a picture to be turned, files that are no pictures."""
+    """The same as links, and folders in folders, other endings, an image to be turned, files that are no images."""
     turned = Image.Exif()
     turned[0x0112] = 6
     files = {
-        "n01440764/deeper/PICTURE.JPG": draw("train", 5),
+        "n01440764/deeper/IMAGE.JPG": draw("train", 5),
         "n01440764/deeper/zebra.png": encode("png"),
         "n01440764/turned.jpg": encode("jpeg", exif=turned),
-        "n01440764/notes.txt": b"no picture",
+        "n01440764/notes.txt": b"no image",
         "Größe 10/Größe.jpeg": draw("train", 6),
     }
     for split in ("train", "val"):
@@ -81,13 +81,13 @@ def draw(split: str, number: int) -> bytes:
 
 def encode(kind: str, mode: str = "RGB", **options: Image.Exif) -> bytes:
     file = io.BytesIO()
-    with Image.open(io.BytesIO(draw("train", 0))) as picture:
-        picture.convert(mode).save(file, kind, **options)
+    with Image.open(io.BytesIO(draw("train", 0))) as image:
+        image.convert(mode).save(file, kind, **options)
     return file.getvalue()
 
 
 def with_magic(jpeg: bytes) -> bytes:
-    """With RecordIO's magic number, aligned, in a comment: such a picture is stored in several parts."""
+    """With RecordIO's magic number, aligned, in a comment: such an image is stored in several parts."""
     comment = b"to" + MAGIC_BYTES + b"be split" + MAGIC_BYTES
     return jpeg[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + jpeg[2:]
 
@@ -105,7 +105,7 @@ def read_all(path: Path) -> dict[str, list[Sample]]:
 
 
 def label_by_folder(root: Path) -> dict[str, int]:
-    """Names of the pictures below a folder, each with the rank of the folder that holds it."""
+    """Names of the images below a folder, each with the rank of the folder that holds it."""
     names = sorted(path.relative_to(root) for path in root.rglob("*") if path.suffix.lower() in ENDINGS)
     folders = sorted({name.parent for name in names})
     return {name.as_posix(): folders.index(name.parent) for name in names}

@@ -14,7 +14,7 @@ from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.machine.noise import Noise
 from trainstone.results.loader_speed import rate_per_core
-from trainstone.results.schema.data_bench import Demand, Feeding, Stage, ThreadPoint
+from trainstone.results.schema.data_bench import DataBenchResult, Demand, Stage, ThreadPoint
 from trainstone.results.schema.run import Device, Point, Process, Recipe, Result, Throughput, WorldSize
 from trainstone.results.schema.timeline import Timeline
 
@@ -95,8 +95,8 @@ POINTS = [
 ]
 
 
-def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
-    data = {"path": "data/set", "storage": "RecordIO", "split": "train", "pictures": 1200, "picture_bytes": 2048.0}
+def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> DataBenchResult:
+    data = {"path": "data/set", "storage": "RecordIO", "split": "train", "images": 1200, "image_bytes": 2048.0}
     made = {"image_size": 224, "batch_size": 64, "transform": "random crop, flip", "decode": "simplejpeg"}
     measured = {
         "points": points or [make_point(1, 600), make_point(2, 1190)],
@@ -106,7 +106,7 @@ def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
             Stage(name="batch", seconds_per_image=2.4e-4, share=0.12),
         ],
     }
-    return Feeding(**{**data, **made, **measured, "cpu": "a CPU", "cores": 2, "skipped": 0, **changes})
+    return DataBenchResult(**{**data, **made, **measured, "cpu": "a CPU", "cores": 2, "skipped": 0, **changes})
 
 
 def make_timeline(kind: str = "cpu", **changes: Any) -> Timeline:
@@ -119,8 +119,8 @@ def make_profile(timeline: Timeline | None = None) -> Result:
     timeline = timeline or make_timeline()
     running, device = ("operators", "Intel Xeon") if timeline.device == "cpu" else ("kernels", "NVIDIA A100")
     verdict = f"ResNet-50: {running} run for {100 * timeline.compute_utilisation:.1f} % of the step"
-    told = {"kind": "profile", "command": "trainstone profile", "device": device, "verdict": verdict}
-    return make_result("profile0", 8 / 1.7, timeline=timeline, **told)
+    message = {"kind": "profile", "command": "trainstone profile", "device": device, "verdict": verdict}
+    return make_result("profile0", 8 / 1.7, timeline=timeline, **message)
 
 
 def write_profile(folder: Path, timeline: Timeline | None = None) -> Path:

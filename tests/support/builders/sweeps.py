@@ -19,7 +19,7 @@ from trainstone.machine.facts import read_software
 from trainstone.results.run_folder import RunFolder, create_run
 from trainstone.results.schema.run import Result
 from trainstone.results.schema.sweep import BATCH, Sweep, SweepRow
-from trainstone.results.verdicts import judge_sweep
+from trainstone.results.verdicts import assess_sweep
 
 FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests/support/processes/fake_point.py"))
 
@@ -36,7 +36,7 @@ def make_row(value: Any, rate: float | None = None, half_width: float | None = 0
 
 def make_sweep(*rows: SweepRow, key: str = BATCH, **changes: Any) -> Sweep:
     values = list({repr(row.value): row.value for row in rows}.values())
-    return judge_sweep(Sweep(**({"key": key, "values": values, "rows": list(rows)} | changes)))
+    return assess_sweep(Sweep(**({"key": key, "values": values, "rows": list(rows)} | changes)))
 
 
 def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:
@@ -44,8 +44,8 @@ def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:
     return [make_row(batch, batch / (fixed + per_image * batch)) for batch in batches]
 
 
-def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **asked: Any) -> SweepPlan:
-    return make_plan(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **asked)
+def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **requested: Any) -> SweepPlan:
+    return make_plan(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **requested)
 
 
 def write_fake_result(folder: Path) -> Path:

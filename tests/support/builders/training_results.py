@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from support.builders.results import make_result, write_run
-from trainstone.results.combine import BegunRun, combine_trainings, judge_repeated
+from trainstone.results.combine import BegunRun, assess_repeated, combine_trainings
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.run import Phases, Point, Result
@@ -108,14 +108,14 @@ def make_children(times: Sequence[float | None]) -> list[BegunRun]:
 
 
 def make_repeated(children: Sequence[BegunRun], num_runs: int | None = None, **changes: Any) -> Result:
-    asked = Repeated(num_runs=num_runs or len(children), first_seed=FIRST_SEED)
+    requested = Repeated(num_runs=num_runs or len(children), first_seed=FIRST_SEED)
     parent = make_training(
-        "parent", quality=None, throughput=None, repeated=asked, status="running", settings=(f"seed={FIRST_SEED}",)
+        "parent", quality=None, throughput=None, repeated=requested, status="running", settings=(f"seed={FIRST_SEED}",)
     ).model_copy(update={"quality": None, "phases": None, "verdict": None})
     combined = parent.model_copy(update=combine_trainings(parent, children))
     points = [Point(label=f"seed {child.result.config['seed']}", run=child.folder) for child in children]
     target = combined.quality.target if combined.quality else None
-    status = judge_repeated(combined.repeated, target) if is_complete(combined.repeated) else "interrupted"
+    status = assess_repeated(combined.repeated, target) if is_complete(combined.repeated) else "interrupted"
     return combined.model_copy(update={"points": points, "status": status} | changes)
 
 

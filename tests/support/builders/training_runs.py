@@ -17,7 +17,7 @@ from trainstone.results.run_folder import RunFolder, create_run, read_result, re
 from trainstone.results.schema.run import Result
 from trainstone.results.steps import Columns, read_columns
 
-# 12 steps an epoch; 43 pictures fill no batch of any usual size.
+# 12 steps an epoch; 43 images fill no batch of any usual size.
 SMALL = {
     "device": "cpu",
     "engine.threads": 1,
@@ -76,7 +76,7 @@ class Learned:
     """A rank each."""
 
     @property
-    def judged(self) -> list[tuple[Any, ...]]:
+    def evaluated(self) -> list[tuple[Any, ...]]:
         history = self.result.quality.history if self.result.quality else []
         return [(one.epoch, one.step, one.images, one.metrics) for one in history]
 
@@ -100,7 +100,7 @@ def assert_same(one: Learned, other: Learned, *, columns: Sequence[str] = ("step
     assert [name for name in one.tensors if not one.tensors[name].equal(other.tensors[name])] == []
     for mine, theirs in zip(one.steps, other.steps, strict=True):
         assert {name: mine[name].tolist() for name in columns} == {name: theirs[name].tolist() for name in columns}
-    assert one.judged == other.judged
+    assert one.evaluated == other.evaluated
 
 
 def assert_trained_alike(one: Learned, other: Learned) -> None:

@@ -59,8 +59,8 @@ def write(folder: Path, result: dict[str, Any]) -> None:
 def act(action: str, folder: Path, result: dict[str, Any]) -> None:
     if action in FAILURES:
         code, name, message = FAILURES[action]
-        told = {"code": name, "severity": "error", "message": message, "hint": "none"}
-        write(folder, result | {"status": "failed", "findings": [told]})
+        text = {"code": name, "severity": "error", "message": message, "hint": "none"}
+        write(folder, result | {"status": "failed", "findings": [text]})
         failure = {"rank": 0, "host": "here", "exit_code": code, "message": message, "hint": "none"}
         failure |= {"time_seconds": time.time(), "echo": False}
         (folder / "launch/failed-rank0000.json").write_text(json.dumps(failure))
@@ -68,8 +68,8 @@ def act(action: str, folder: Path, result: dict[str, Any]) -> None:
     if action in SIGNALS:
         os.kill(os.getpid(), SIGNALS[action])
     if action == "no counters":
-        told = {"code": "not-measured", "severity": "warning", "message": "core utilisation: forbidden", "hint": "ask"}
-        result["findings"] = [told]
+        text = {"code": "not-measured", "severity": "warning", "message": "core utilisation: forbidden", "hint": "ask"}
+        result["findings"] = [text]
     if action == "slow":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.default_int_handler)

@@ -163,10 +163,10 @@ def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments
 @contextmanager
 def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
     from trainstone.config.load import load_config
-    from trainstone.engine.distributed.rendezvous import meet_all
+    from trainstone.engine.distributed.rendezvous import connect_ranks
 
     config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
-    with meet_all(config, None) as world:
+    with connect_ranks(config, None) as world:
         yield world
 
 

@@ -21,8 +21,8 @@ STEPS, EVERY = 48, 4
 
 
 def train_words(out: Path, recipe: str = "demo-classify", **changes: Any) -> list[str]:
-    asked = {"stop__epochs": STEPS * 2 / 12, "checkpoint__every_steps": EVERY, "checkpoint__keep": 2, **changes}
-    settings = set_arguments(**asked)
+    requested = {"stop__epochs": STEPS * 2 / 12, "checkpoint__every_steps": EVERY, "checkpoint__keep": 2, **changes}
+    settings = set_arguments(**requested)
     return ["train", recipe, *settings, "--out", str(out)]
 
 
@@ -56,9 +56,9 @@ def find_launched(out: Path) -> list[tuple[psutil.Process, int | None]]:
     found = []
     for process in psutil.process_iter():
         try:
-            told = process.environ()
-            if told.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and process.status() != psutil.STATUS_ZOMBIE:
-                number = told.get("RANK", told.get("OMPI_COMM_WORLD_RANK"))
+            message = process.environ()
+            if message.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and process.status() != psutil.STATUS_ZOMBIE:
+                number = message.get("RANK", message.get("OMPI_COMM_WORLD_RANK"))
                 # A rank's own child, such as multiprocessing's resource tracker, has its environment.
                 is_rank = number is not None and "trainstone" in process.cmdline()
                 found.append((process, int(number) if number is not None and is_rank else None))

@@ -25,7 +25,7 @@ def find_peer(name: str) -> Path:
     return folder
 
 
-def ask_peer(name: str, **jobs: Any) -> Any:
+def query_peer(name: str, **jobs: Any) -> Any:
     """Run tests/interop/peer_<name>.py with these jobs and return its answers."""
     done = run_peer(name, PEERS / f"peer_{name}.py", text=json.dumps(jobs))
     return json.loads(done.splitlines()[-1])

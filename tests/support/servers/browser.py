@@ -124,16 +124,16 @@ class Browser:
             while data:
                 data = data[os.write(self._to, data) :]
         except BrokenPipeError as err:
-            raise BrowserError(f"{method}: the browser is gone; {self._tell_end()}") from err
+            raise BrowserError(f"{method}: the browser is gone; {self._describe_end()}") from err
         return self._number
 
     def receive(self, deadline: float, waiting_for: str) -> None:
         ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise BrowserError(f"no answer to {waiting_for} within {LIMIT:.0f} s; {self._tell_end()}")
+            raise BrowserError(f"no answer to {waiting_for} within {LIMIT:.0f} s; {self._describe_end()}")
         chunk = os.read(self._from, 1 << 20)
         if not chunk:
-            raise BrowserError(f"the browser ended while {waiting_for} waited; {self._tell_end()}")
+            raise BrowserError(f"the browser ended while {waiting_for} waited; {self._describe_end()}")
         *messages, self._rest = (self._rest + chunk).split(b"\0")
         for text in messages:
             message = json.loads(text)
@@ -143,7 +143,7 @@ class Browser:
             elif page is not None:
                 page.take_event(message["method"], message["params"])
 
-    def _tell_end(self) -> str:
+    def _describe_end(self) -> str:
         said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
         return f"exit code {self._process.poll()}, it said: {said[-500:] or 'nothing'}"
 
@@ -189,28 +189,28 @@ class Page:
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
         )
         if "exceptionDetails" in answer:
-            raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
+            raise BrowserError(f"{script[:200]}: {_describe_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """Write a PNG of what the window shows; for scripts/take-pictures."""
+        """Write a PNG of what the window shows; for scripts/take-screenshots."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
         self._browser.call("Target.closeTarget", targetId=self._target)
 
-    def take_event(self, method: str, told: dict[str, Any]) -> None:
+    def take_event(self, method: str, message: dict[str, Any]) -> None:
         """Keep what tests ask for; the browser calls it."""
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":
-            self._errors.append(_tell_exception(told["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert"):
-            self._errors.append(" ".join(str(a.get("value", a.get("description", ""))) for a in told["args"]))
-        elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self._errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}".strip())
+            self._errors.append(_describe_exception(message["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and message["type"] in ("error", "assert"):
+            self._errors.append(" ".join(str(a.get("value", a.get("description", ""))) for a in message["args"]))
+        elif method == "Log.entryAdded" and message["entry"]["level"] == "error":
+            self._errors.append(f"{message['entry']['text']} {message['entry'].get('url', '')}".strip())
         elif method == "Network.requestWillBeSent":
-            url = told["request"]["url"]
+            url = message["request"]["url"]
             if url != self._url and not url.startswith(("data:", "blob:")):
                 self._requests.append(url)
 
@@ -218,6 +218,6 @@ class Page:
         return self._browser.call(method, self._session, **parameters)
 
 
-def _tell_exception(details: dict[str, Any]) -> str:
+def _describe_exception(details: dict[str, Any]) -> str:
     thrown = details.get("exception", {})
     return str(thrown.get("description") or thrown.get("value") or details["text"])

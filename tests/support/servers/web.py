@@ -12,7 +12,7 @@ class Site:
 
     def __init__(self, **files: bytes) -> None:
         self.files = {name.replace("__", "/").replace("_zip", ".zip"): data for name, data in files.items()}
-        self.asked: list[tuple[str, str | None]] = []
+        self.requested: list[tuple[str, str | None]] = []
         self.statuses: list[int] = []
         self.cuts: list[int] = []
         self.ranges = True
@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404, "\x1b[31mgone")
             return
         wanted = self.headers.get("Range")
-        self.site.asked.append((self.path, wanted))
+        self.site.requested.append((self.path, wanted))
         if self.site.statuses:
             self.send_error(self.site.statuses.pop(0))
         elif self.site.redirect:
@@ -51,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             self.send_response(206)
-            told = self.site.content_range or f"bytes {start}-{len(data) - 1}/{len(data)}"
-            self.send_header("Content-Range", told)
+            message = self.site.content_range or f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self.send_header("Content-Range", message)
         else:
             self.send_response(200)
         if self.site.length is not None:

@@ -17,12 +17,12 @@ from support.builders.hostile_text import EVIL, EVIL_NAME, hidden
 from support.servers.web import Site, serve
 from trainstone.cli.data import (
     SHOWN_BAD,
+    describe_dataset,
+    describe_made,
     parse_shards,
     parse_size,
     print_findings,
     refuse_inside,
-    tell_dataset,
-    tell_made,
 )
 from trainstone.cli.main import main
 from trainstone.data import manifest
@@ -51,8 +51,8 @@ def test_a_good_set_ends_with_0_and_a_bad_one_with_9(tmp_path: Path, monkeypatch
     spans = locate(path, storage)
     flip(path, spans[3].offset)
     assert run(monkeypatch, "data", "verify", root, "--json", "-q") == 9
-    told = json.loads(capsys.readouterr().out)
-    assert (3, spans[3].offset) in {(one["record"], one["byte"]) for one in told["bad"]}
+    message = json.loads(capsys.readouterr().out)
+    assert (3, spans[3].offset) in {(one["record"], one["byte"]) for one in message["bad"]}
     assert run(monkeypatch, "data", "verify", root, "-q") == 9
     command = capsys.readouterr().out.splitlines()[-1].removeprefix("next: trainstone data ")
     assert run(monkeypatch, "data", *shlex.split(command), "-q") == 0
@@ -64,10 +64,10 @@ def test_a_good_set_ends_with_0_and_a_bad_one_with_9(tmp_path: Path, monkeypatch
 def test_a_conversion_keeps_everything(tmp_path: Path, monkeypatch, capsys):
     root = make_set(tmp_path / "set", "recordio", val=2)
     assert run(monkeypatch, "data", "convert", root, tmp_path / "made", "--format", "tfrecord", "--json", "-q") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["path"] == str(tmp_path / "made")
-    assert [(split["name"], split["records"]) for split in told["manifest"]["splits"]] == [("train", 8), ("val", 2)]
-    assert (told["manifest"]["storage"], told["manifest"]["first_label"]) == ("tfrecord", 1)
+    message = json.loads(capsys.readouterr().out)
+    assert message["path"] == str(tmp_path / "made")
+    assert [(split["name"], split["records"]) for split in message["manifest"]["splits"]] == [("train", 8), ("val", 2)]
+    assert (message["manifest"]["storage"], message["manifest"]["first_label"]) == ("tfrecord", 1)
 
 
 def test_parse_shards_takes_one_number_or_two_and_refuses_the_rest():
@@ -99,12 +99,12 @@ def test_only_the_first_rank_tells(tmp_path: Path, capsys, monkeypatch: pytest.M
     make_set(tmp_path / "set", "wds")
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "1")
-    tell_made(tmp_path / "set", as_json=False, worked=True)
+    describe_made(tmp_path / "set", as_json=False, worked=True)
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("RANK", "0")
-    tell_made(tmp_path, as_json=False, worked=True)
+    describe_made(tmp_path, as_json=False, worked=True)
     assert capsys.readouterr().out.startswith("rank 0 of 3 has done its part")
-    tell_made(tmp_path / "set", as_json=False, worked=True)
+    describe_made(tmp_path / "set", as_json=False, worked=True)
     assert "8 train" in capsys.readouterr().out
 
 
@@ -118,7 +118,7 @@ def print_made(
     facts = {"dataset": "x", "kind": "classify", "storage": storage, "first_label": 0, "treatment": {}, "plan": "p"}
     made = Manifest(**facts, classes=(("a", ""),), splits=splits)
     monkeypatch.setattr(manifest, "read_manifest", lambda _: made)
-    tell_made(target, as_json=False, worked=worked)
+    describe_made(target, as_json=False, worked=worked)
 
 
 def test_a_set_that_was_made(capsys, monkeypatch: pytest.MonkeyPatch):
@@ -131,13 +131,13 @@ def test_a_set_that_was_made(capsys, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_was_mended_and_left_out_is_told(capsys, monkeypatch: pytest.MonkeyPatch):
-    skipped = [(f"{n}.jpg", "no picture") for n in range(SHOWN_BAD + 7)]
+    skipped = [(f"{n}.jpg", "no image") for n in range(SHOWN_BAD + 7)]
     repaired = [("a", "CMYK"), ("b", "CMYK"), ("c", "PNG")]
     print_made(monkeypatch, Path("set"), "folder", repaired, skipped, worked=False)
     lines = capsys.readouterr().out.splitlines()
     assert "file" not in lines[1]
     assert lines[2] == "          it was whole already; nothing was written"
-    assert lines[3:6] == ["repaired  2 pictures: CMYK", "repaired  1 picture: PNG", "dropped   0.jpg: no picture"]
+    assert lines[3:6] == ["repaired  2 images: CMYK", "repaired  1 image: PNG", "dropped   0.jpg: no image"]
     assert lines[-2] == "          and 7 more: manifest.json names them"
 
 
@@ -195,16 +195,16 @@ def test_names_are_not_obeyed(capsys, monkeypatch: pytest.MonkeyPatch):
     assert "\\x1b[31m" in out
 
 
-def test_a_set_with_boxes_and_bad_pictures(capsys):
+def test_a_set_with_boxes_and_bad_images(capsys):
     samples = [*to_detect(5), Sample("bad.jpg", b"none")]
     found = DataSet("detect", "COCO", CLASSES, [Split("train", Listed(samples))])
-    tell_dataset(summarise(found, "set"), Path("set.html"))
+    describe_dataset(summarise(found, "set"), Path("set.html"))
     out = capsys.readouterr().out
-    assert "set: pictures to detect objects in, COCO" in out
+    assert "set: images to detect objects in, COCO" in out
     assert "boxes" in out
-    assert "a picture" in out
+    assert "an image" in out
     assert "1 seen; trainstone data verify set finds all" in out
-    assert "bad: listed 5: not a picture" in out
+    assert "bad: listed 5: not an image" in out
     assert "page  set.html" in out
 
 
@@ -229,8 +229,8 @@ def test_it_says_what_it_wrote_and_what_not_or_prints_one_document(source: Path,
     assert second.startswith("left out 73 tensors: bn1.num_batches_tracked, ")
     target = source.with_name("b.safetensors")
     assert run(monkeypatch, "weights", "convert", source, target, "--json", "-q") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
+    message = json.loads(capsys.readouterr().out)
+    assert message == {
         "file": str(target),
         "source": str(source),
         "network": "ResNet-34",
@@ -280,11 +280,11 @@ def test_a_source_is_fetched_checked_and_kept(source: Path, tmp_path: Path, monk
     with serve(site) as mirror:
         address = f"{mirror}/models/{name}"
         assert run(monkeypatch, "weights", "convert", address, target, "--json", "-q") == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["source"] == str(tmp_path / "new" / name)
+        message = json.loads(capsys.readouterr().out)
+        assert message["source"] == str(tmp_path / "new" / name)
         assert sorted(path.name for path in target.parent.iterdir()) == ["b.pickle", name]
         assert run(monkeypatch, "weights", "convert", address, target.with_suffix(".safetensors"), "-q") == 0
-        assert len(site.asked) == 1  # it was there
+        assert len(site.requested) == 1  # it was there
         # Refused before anything is fetched
         assert run(monkeypatch, "weights", "convert", address, tmp_path / name, "-q") == 2
         assert "is where the fetched file goes" in capsys.readouterr().err

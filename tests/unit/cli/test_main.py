@@ -103,7 +103,7 @@ def test_readable_characters_stay_where_they_can():
 
 
 @pytest.mark.parametrize(
-    ("progress", "told"),
+    ("progress", "message"),
     [
         (Progress("fitting"), "fitting"),
         (Progress("steps", 57, 4.91, 0.013, 12.3), "steps · step 57 · 4.91 images/s ± 1.3 % · at most 12.3 s left"),
@@ -118,8 +118,8 @@ def test_readable_characters_stay_where_they_can():
         (Progress("training", metric=EVIL, accuracy=0.5), f"training · {EVIL_SHOWN} 0.500"),
     ],
 )
-def test_what_is_told(progress: Progress, told: str):
-    assert describe_progress(progress) == told
+def test_what_is_told(progress: Progress, message: str):
+    assert describe_progress(progress) == message
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys):
@@ -144,14 +144,14 @@ def test_markup_is_not_obeyed_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("work", "told"),
+    ("work", "message"),
     [
-        (("writing x", 0, 20_000, "pictures", 0, 0.0, 0), "writing x · 0 of 20,000 pictures (0 %)"),
+        (("writing x", 0, 20_000, "images", 0, 0.0, 0), "writing x · 0 of 20,000 images (0 %)"),
         (
-            ("writing x", 1200, 20_000, "pictures", 1000, 2.0, 1 << 21),
-            "writing x · 1,200 of 20,000 (6 %) · 500 pictures/s · 1 MiB/s · 37.6 s left",
+            ("writing x", 1200, 20_000, "images", 1000, 2.0, 1 << 21),
+            "writing x · 1,200 of 20,000 (6 %) · 500 images/s · 1 MiB/s · 37.6 s left",
         ),
-        (("checking", 1200, None, "pictures", 1000, 2.0, 0), "checking · 1,200 pictures · 500 pictures/s"),
+        (("checking", 1200, None, "images", 1000, 2.0, 0), "checking · 1,200 images · 500 images/s"),
         (
             ("fetching", 1 << 20, 1 << 22, "bytes", 1 << 20, 1.0, 0),
             "fetching · 1 MiB of 4 MiB (25 %) · 1 MiB/s · 3 s left",
@@ -160,22 +160,22 @@ def test_markup_is_not_obeyed_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPa
         ((EVIL, 3, None, "files", 0, 1.0, 0), f"{EVIL_SHOWN} · 3 files"),
     ],
 )
-def test_what_is_told_of_a_job(work: tuple, told: str):
-    assert describe_work(*work) == told
+def test_what_is_told_of_a_job(work: tuple, message: str):
+    assert describe_work(*work) == message
 
 
 def test_a_job_is_told_when_its_phase_changes_and_its_rate_begins_there(capsys, monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with ProgressLine(quiet=False) as line:
-        line.show_work("first", 500, 1000, "pictures")
+        line.show_work("first", 500, 1000, "images")
         now += 2
-        line.show_work("first", 600, 1000, "pictures")  # too soon for another of the same phase
+        line.show_work("first", 600, 1000, "images")  # too soon for another of the same phase
         now += 8
-        line.show_work("first", 700, 1000, "pictures")
+        line.show_work("first", 700, 1000, "images")
         line.show_work("second", 1, None, "files")
     assert capsys.readouterr().err.splitlines() == [
-        "first · 500 of 1,000 pictures (50 %)",
-        "first · 700 of 1,000 (70 %) · 20 pictures/s · 15 s left",
+        "first · 500 of 1,000 images (50 %)",
+        "first · 700 of 1,000 (70 %) · 20 images/s · 15 s left",
         "second · 1 files",
     ]

@@ -59,12 +59,12 @@ def test_check_limit_refuses_what_is_not_a_ratio(limit):
 def test_the_next_command_depends_on_what_there_is(tmp_path):
     single = write_runs(tmp_path, "a b", [1.0, 1.0])
     fast, slow = write_runs(tmp_path, "fast", [2.0, 2.01, 1.99]), write_runs(tmp_path, "slow", [1.0, 1.01, 0.99])
-    for runs, to, told in (
+    for runs, to, message in (
         (single[:1], single[1:], f"bench '{single[0]}/config.toml' --runs 5"),
         (fast, slow, "trainstone report"),
         (single[:1], ["a10-lambda-amp"], "--runs 5"),
     ):
-        assert told in suggest_next(compare([*map(str, runs)], [*map(str, to)])[0])
+        assert message in suggest_next(compare([*map(str, runs)], [*map(str, to)])[0])
 
 
 CONFIG = load_config("demo-classify", settings=["seed=5"])
@@ -115,7 +115,7 @@ PLAN = LaunchPlan("mpi", ("mpirun",), {"TRAINSTONE_LAUNCH": "mpi-1"}, attempts=3
 
 
 def follow(
-    monkeypatch: pytest.MonkeyPatch, run: Path, ends: list[int | TrainstoneError], asked: str | None = None
+    monkeypatch: pytest.MonkeyPatch, run: Path, ends: list[int | TrainstoneError], requested: str | None = None
 ) -> int:
     """Follow engines that end so, one after the other."""
 
@@ -124,7 +124,7 @@ def follow(
         return 0, ""
 
     def settle(*_: object, stopped: bool, launch: str) -> int:
-        assert stopped == (asked is not None)
+        assert stopped == (requested is not None)
         end = ends.pop(0)
         if isinstance(end, TrainstoneError):
             raise end
@@ -133,7 +133,7 @@ def follow(
     monkeypatch.setattr(supervisor, "run_plan", run_plan)
     monkeypatch.setattr(failure_report, "settle", settle)
     signals = StopSignals()
-    signals.received = asked
+    signals.received = requested
     return drain(launching.run_attempts(PLAN, run, signals))[1]
 
 

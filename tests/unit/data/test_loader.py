@@ -24,8 +24,8 @@ SAMPLES = make_samples(21)
 NUMBERED = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES)])
 
 
-def make(source: Source | None = None, **wishes: Any) -> Loader:
-    return make_loader(Listed(SAMPLES) if source is None else source, **wishes)
+def make(source: Source | None = None, **requests: Any) -> Loader:
+    return make_loader(Listed(SAMPLES) if source is None else source, **requests)
 
 
 def join(ranks: list[list[Batch]]) -> list[Batch]:
@@ -66,7 +66,7 @@ def test_ranks_together_train_on_what_one_would(world: int, last: Any):
 
 @pytest.mark.parametrize("world", [1, 3, 7])
 @pytest.mark.parametrize(("count", "parts"), [(21, 1), (5, 1), (21, 4)])
-def test_validation_shows_each_picture_once(world: int, count: int, parts: int):
+def test_validation_shows_each_image_once(world: int, count: int, parts: int):
     source = Listed(NUMBERED.samples[:count])
     ranks = [take(make(source, train=False, rank=Rank(number, world), parts=parts)) for number in range(world)]
     assert len({len(rank) for rank in ranks}) == 1
@@ -88,42 +88,42 @@ def test_rows_that_fill_up_are_clean_when_memory_is_used_again():
 
 
 def with_broken(*numbers: int) -> Listed:
-    broken = Sample("broken.jpg", b"no picture", 1)
+    broken = Sample("broken.jpg", b"no image", 1)
     return Listed([broken if number in numbers else sample for number, sample in enumerate(SAMPLES)])
 
 
 @pytest.mark.parametrize("threads", [1, 5])
-def test_the_first_bad_picture_in_order_is_named(threads: int):
-    order = [place.picture for place in TrainOrder(21, 4, 3).batch(1)]
+def test_the_first_bad_image_in_order_is_named(threads: int):
+    order = [place.image for place in TrainOrder(21, 4, 3).batch(1)]
     with make(with_broken(order[1], order[3]), threads=threads) as loader:
         next(loader)
-        with pytest.raises(DataError, match=f"^listed {order[1]}: not a picture"):
+        with pytest.raises(DataError, match=f"^listed {order[1]}: not an image"):
             next(loader)
         assert loader.step == 1
 
 
-def test_bad_pictures_are_replaced_alike_by_all(two_epochs: list[Batch], caplog: pytest.LogCaptureFixture):
+def test_bad_images_are_replaced_alike_by_all(two_epochs: list[Batch], caplog: pytest.LogCaptureFixture):
     source, order = with_broken(2, 5, 11), TrainOrder(21, 4, 3)
     with caplog.at_level(logging.WARNING):
         first = make(source, threads=1, on_bad="skip")
         expected = take(first, 11)
-    told = [record.getMessage() for record in caplog.records]
+    message = [record.getMessage() for record in caplog.records]
     assert first.skipped >= 6  # three a epoch, and what they were replaced by
-    assert len(told) == len(first.bad_pictures)
+    assert len(message) == len(first.bad_images)
     for step, (images, _) in enumerate(expected):
         for row, place in enumerate(order.batch(step)):
-            assert torch.equal(images[row], two_epochs[step][0][row]) == (place.picture not in (2, 5, 11))
+            assert torch.equal(images[row], two_epochs[step][0][row]) == (place.image not in (2, 5, 11))
     caplog.clear()
     loader = make(source, threads=5, on_bad="skip")
     assert same(take(loader, 11), expected)
     assert loader.skipped == first.skipped
-    assert [record.getMessage() for record in caplog.records] == told
+    assert [record.getMessage() for record in caplog.records] == message
     ranks = [make(source, batch_size=2, rank=Rank(number, 2), on_bad="skip") for number in range(2)]
     assert same(join([take(rank, 11) for rank in ranks]), expected)
     assert sum(rank.skipped for rank in ranks) == first.skipped
 
 
-def test_bad_pictures_of_validation_do_not_count():
+def test_bad_images_of_validation_do_not_count():
     loader = make(with_broken(2, 5), train=False, on_bad="skip")
     images, labels = (torch.cat(parts) for parts in zip(*take(loader), strict=True))
     assert loader.skipped == 2
@@ -131,8 +131,8 @@ def test_bad_pictures_of_validation_do_not_count():
     assert not images[[2, 5]].any()
 
 
-def test_no_picture_at_all():
-    with pytest.raises(DataError, match="no training picture"):
+def test_no_image_at_all():
+    with pytest.raises(DataError, match="no training image"):
         make(Listed([]))
     assert take(make(Listed([]), train=False)) == []
 
@@ -145,7 +145,7 @@ def test_a_pause_makes_nothing_and_stages_add_up():
         for _ in range(2):
             next(loader)
         wait_for_rest(loader._ring)
-        assert loader.stages().pictures == before.pictures
+        assert loader.stages().images == before.images
         loader.go_on()
         for _ in range(10):
             next(loader)
@@ -153,8 +153,8 @@ def test_a_pause_makes_nothing_and_stages_add_up():
         stages = loader.stages()
     assert tuple(stages.seconds) == STAGES
     assert min(stages.seconds.values()) >= 0
-    assert stages.pictures >= before.pictures + 32
-    assert stages.read_bytes > stages.pictures * 500
+    assert stages.images >= before.images + 32
+    assert stages.read_bytes > stages.images * 500
 
 
 BOX_SIZE = 48
@@ -180,10 +180,10 @@ def sample_boxes(counts: list[int]) -> list[Sample]:
 COUNTS = [1, 0, 9, 2, 3, 1, 0, 4, 2, 1, 5]
 
 
-def make_boxed(source: Source | None = None, holds: str = "boxes", **wishes: Any) -> Loader:
+def make_boxed(source: Source | None = None, holds: str = "boxes", **requests: Any) -> Loader:
     source = Listed(sample_boxes(COUNTS)) if source is None else source
-    told = {"image_size": BOX_SIZE, "num_classes": 2, "train": holds == "boxes", "holds": holds}
-    return make_loader(source, **{**SSD, **told, **wishes})
+    message = {"image_size": BOX_SIZE, "num_classes": 2, "train": holds == "boxes", "holds": holds}
+    return make_loader(source, **{**SSD, **message, **requests})
 
 
 def test_batches_to_train_on():
@@ -200,7 +200,7 @@ def test_batches_to_train_on():
         assert (images.float().std(dim=(1, 2, 3)) > 5).all()
 
 
-def test_batches_to_validate_with_tell_all_of_each_picture_once():
+def test_batches_to_validate_with_tell_all_of_each_image_once():
     batches = take(make_boxed(holds="truth"))
     assert [len(batch[0]) for batch in batches] == [4, 4, 4]
     facts = torch.cat([batch[5] for batch in batches])
@@ -263,10 +263,12 @@ def test_a_class_that_the_network_does_not_have(label: int):
     samples[1] = Sample("odd.jpg", samples[1].image, boxes=(*make_boxes(1), Box(label, 0, 0, 1, 1)))
     with (
         make_boxed(Listed(samples), "truth") as loader,
-        pytest.raises(DataError, match=rf"class {label} of a box in odd\.jpg: the network has classes 0 to 1") as told,
+        pytest.raises(
+            DataError, match=rf"class {label} of a box in odd\.jpg: the network has classes 0 to 1"
+        ) as message,
     ):
         next(loader)
-    assert ("num_classes=3" in (told.value.hint or "")) == (label == 2)
+    assert ("num_classes=3" in (message.value.hint or "")) == (label == 2)
 
 
 def test_boxes_outside_are_cut_or_left_out_with_one_warning(caplog):
@@ -289,16 +291,16 @@ def test_boxes_outside_are_cut_or_left_out_with_one_warning(caplog):
         assert (next(loader)[2] != IGNORED).sum() == 4
 
 
-def test_annotations_of_a_missing_picture_stop_or_are_counted(tmp_path: Path, caplog):
+def test_annotations_of_a_missing_image_stop_or_are_counted(tmp_path: Path, caplog):
     root = make_set(tmp_path / "set", "folder", "detect", sample_boxes(COUNTS), described=False)
     (root / "train/0002.jpg").unlink()
     source = open_split(root, "train").source
     with (
         make_boxed(source, "truth") as loader,
-        pytest.raises(DataError, match=r"cannot read .*0002\.jpg: No such file") as told,
+        pytest.raises(DataError, match=r"cannot read .*0002\.jpg: No such file") as message,
     ):
         list(loader)
-    assert "instances_train.json names it" in (told.value.hint or "")
+    assert "instances_train.json names it" in (message.value.hint or "")
     with make_boxed(source, "truth", on_bad="skip") as loader:
         facts = torch.cat([batch[5].clone() for batch in loader])
         assert loader.skipped == 1
@@ -309,4 +311,4 @@ def test_annotations_of_a_missing_picture_stop_or_are_counted(tmp_path: Path, ca
             _, _, labels = next(loader)
             assert len(labels) == 4
         assert loader.skipped >= 1
-        assert loader.bad_pictures == {str(tmp_path / "set/train/0002.jpg")}
+        assert loader.bad_images == {str(tmp_path / "set/train/0002.jpg")}

@@ -69,9 +69,9 @@ class MadeUp(Listed):
         return super().read(index)
 
 
-def plan_for(storage: str, source: Listed, kind: str = "classify", **wishes) -> DataSetPlan:
+def plan_for(storage: str, source: Listed, kind: str = "classify", **requests) -> DataSetPlan:
     found = DataSet(kind, "made up", CLASSES, [Split("train", source)], "made-up")
-    return make_plan(found, storage, **wishes)
+    return make_plan(found, storage, **requests)
 
 
 def run(plan: DataSetPlan, target: Path) -> Any:
@@ -224,14 +224,14 @@ def test_a_second_writer_is_turned_away(tmp_path: Path):
     assert read_manifest(tmp_path) is not None
 
 
-def test_a_bad_picture_ends_the_work_and_is_named(tmp_path: Path):
+def test_a_bad_image_ends_the_work_and_is_named(tmp_path: Path):
     with pytest.raises(DataError, match="listed 7: no such luck") as caught:
         run(plan_for("recordio", MadeUp(20, 7)), tmp_path)
     assert caught.value.hint is not None
     assert "--on-bad skip, into a new folder" in caught.value.hint
 
 
-def test_pictures_are_resized_and_encoded_anew_if_asked(tmp_path: Path):
+def test_images_are_resized_and_encoded_anew_if_asked(tmp_path: Path):
     run(plan_for("recordio", MadeUp(6), treatment=Treatment(resize=20, quality=50)), tmp_path)
     source = open_dataset(tmp_path).splits[0].source
     for number in range(6):
@@ -266,7 +266,7 @@ def test_two_images_of_one_name_are_an_error_or_the_second_is_dropped(tmp_path: 
     assert manifest.splits[0].records == 3
 
 
-def test_a_picture_that_becomes_a_jpeg_is_called_so(tmp_path: Path):
+def test_an_image_that_becomes_a_jpeg_is_called_so(tmp_path: Path):
     source = Listed([Sample(f"a/{number}.png", make_png(30, 20), 0) for number in range(3)])
     run(plan_for("folder", source, treatment=Treatment(resize=10)), tmp_path / "small")
     assert sorted(path.name for path in (tmp_path / "small/train/a").iterdir()) == ["0.jpg", "1.jpg", "2.jpg"]
@@ -338,7 +338,7 @@ def test_imagenet_gets_1024_and_128_files_with_the_originals_names():
     names = [f"validation-{n:05d}-of-00128" for n in range(128)] + [f"train-{n:05d}-of-01024" for n in range(1024)]
     assert [shard.file for shard in plan.shards] == names  # validation is written first, as there
     assert plan.first_label == 1
-    few = make_plan(make_drawn(3), "tfrecord").shards  # never more files than pictures
+    few = make_plan(make_drawn(3), "tfrecord").shards  # never more files than images
     assert [shard.file for shard in few] == [f"train-{number:05d}-of-00003" for number in range(3)]
 
 
@@ -386,7 +386,7 @@ FACTS = ShardFacts(
     records=1,
     sidecars=(FileFacts(file="idx/train.idx", bytes=4, crc32c="00000000"),),
     repaired=(("a/1.jpg", "CMYK"),),
-    skipped=(("b/\udcff.jpg", "no picture"),),
+    skipped=(("b/\udcff.jpg", "no image"),),
 )
 MANIFEST = Manifest(
     dataset="imagenet",
@@ -411,7 +411,7 @@ def test_manifest_is_read_as_it_was_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"format": 2}, "format"),
         ({"storage": "zip"}, "storage"),
@@ -423,14 +423,14 @@ def test_manifest_is_read_as_it_was_written(tmp_path: Path):
         *((data, "") for data in (b"", b"{", b"[]", b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}", b"\xff")),
     ],
 )  # fmt: skip
-def test_read_manifest_names_the_damaged_place(tmp_path: Path, change: dict | bytes, told: str):
+def test_read_manifest_names_the_damaged_place(tmp_path: Path, change: dict | bytes, message: str):
     if isinstance(change, dict):
         change = json.dumps({**json.loads(DUMPED), **change}).encode()
     (tmp_path / NAME).write_bytes(change)
     with pytest.raises(DataError) as caught:
         read_manifest(tmp_path)
     assert f"{tmp_path / NAME}" in caught.value.message
-    assert told in caught.value.message
+    assert message in caught.value.message
 
 
 @quick

@@ -25,7 +25,7 @@ from support.builders.data_sets import (
     to_detect,
 )
 from trainstone.data.recognise import HINT, keep_boxed, name_split, open_dataset
-from trainstone.data.sample import Box, DataSet, PictureSource, Sample
+from trainstone.data.sample import Box, DataSet, ImageSource, Sample
 from trainstone.data.splits import open_split
 from trainstone.data.storage.records import RecordSource
 from trainstone.data.storage.tfrecord import TFRecordShard
@@ -66,7 +66,7 @@ def test_every_storage_is_opened_with_and_without_its_manifest(tmp_path: Path, s
     assert read_all(found) == to_detect(6)
 
 
-def test_class_folders_and_pictures(tmp_path: Path):
+def test_class_folders_and_images(tmp_path: Path):
     write_files(tmp_path / "plain", {"cat/1.jpg": JPEGS[0], "dog/2.png": make_png()})
     found = open_dataset(tmp_path / "plain")
     assert (found.storage, names(found), sizes(found)) == ("class folders", ["cat", "dog"], {"train": 2})
@@ -74,10 +74,10 @@ def test_class_folders_and_pictures(tmp_path: Path):
     assert sizes(open_dataset(tmp_path / "split")) == {"train": 1, "val": 1}
     write_files(tmp_path / "flat", {"1.jpg": JPEGS[0], "2.png": make_png(), "notes.txt": b"", ".hidden.jpg": b""})
     flat = open_dataset(tmp_path / "flat")
-    assert (flat.storage, sizes(flat), flat.classes) == ("pictures", {"flat": 2}, ())
+    assert (flat.storage, sizes(flat), flat.classes) == ("images", {"flat": 2}, ())
     assert [sample.name for sample in read_all(flat)] == ["1.jpg", "2.png"]
     one = open_dataset(tmp_path / "flat/1.jpg")
-    assert (one.storage, read_all(one)) == ("a picture", [Sample("1.jpg", JPEGS[0])])
+    assert (one.storage, read_all(one)) == ("an image", [Sample("1.jpg", JPEGS[0])])
 
 
 def test_name_split_reads_the_split_from_a_file_name():
@@ -207,7 +207,7 @@ def test_splits_are_opened_by_name_and_the_only_one_whatever_its_name(tmp_path: 
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplog: pytest.LogCaptureFixture):
+def test_images_without_a_box_are_left_out(tmp_path: Path, storage: str, caplog: pytest.LogCaptureFixture):
     root = make_set(tmp_path / "set", storage, "detect", count=7)
     every = open_split(root, "train").source
     with caplog.at_level(logging.INFO):
@@ -216,7 +216,7 @@ def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplo
     assert [boxed.read(n).name for n in range(len(boxed))] == [f"{n:04d}.jpg" for n in (1, 2, 4, 5)]
     assert [boxed.read(n).id for n in range(len(boxed))] == [101, 102, 104, 105]
     assert every.fingerprint() != boxed.fingerprint()
-    assert "3 pictures without a box are left out" in caplog.text
+    assert "3 images without a box are left out" in caplog.text
 
 
 def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path):
@@ -224,7 +224,7 @@ def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path):
     empty = make_set(tmp_path / "set", "wds", "detect", [replace(sample, boxes=()) for sample in to_detect(3)])
     for root, split, skip_empty, message, hint in (
         (both, "test", False, "has no split test; there: train, val", "trainstone data info"),
-        (empty, "train", True, "none of 3 pictures has a box", "data.skip_empty=false"),
+        (empty, "train", True, "none of 3 images has a box", "data.skip_empty=false"),
         (both, "train", True, "is no set of boxes", "this recipe detects"),
     ):
         with pytest.raises(DataError, match=message) as caught:
@@ -233,34 +233,34 @@ def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "lacking", "other"), [("train", "train2017", "val"), ("val", "val2017", "train")])
-def test_no_other_split_is_taken_for_one_of_coco_whose_pictures_lack(
+def test_no_other_split_is_taken_for_one_of_coco_whose_images_lack(
     tmp_path: Path, name: str, lacking: str, other: str, caplog: pytest.LogCaptureFixture
 ):
     root = make_coco(tmp_path / "c", train2017=make_instances(5), val2017=make_instances(3))
     shutil.rmtree(root / lacking)
     reason = f"annotations/instances_{lacking}.json is there, {lacking}/ is not"
-    for asked in (name, lacking):
-        with pytest.raises(DataError) as told:
-            open_split(root, asked)
-        assert told.value.message == f"{root} has no pictures of split {asked}: {reason}"
-        assert "put the pictures into that folder" in str(told.value.hint)
+    for requested in (name, lacking):
+        with pytest.raises(DataError) as message:
+            open_split(root, requested)
+        assert message.value.message == f"{root} has no images of split {requested}: {reason}"
+        assert "put the images into that folder" in str(message.value.hint)
     assert "took it for" not in caplog.text
     caplog.clear()
     assert open_split(root, other).name == other
-    assert [record.message for record in caplog.records] == [f"{root}: {reason}: its pictures are left out"]
+    assert [record.message for record in caplog.records] == [f"{root}: {reason}: its images are left out"]
     assert open_split(root, "test").name == other  # of test nothing is there: as with any other set
 
 
-def test_pictures_have_neither_label_nor_boxes_and_what_cannot_be_read_is_named(tmp_path: Path):
+def test_images_have_neither_label_nor_boxes_and_what_cannot_be_read_is_named(tmp_path: Path):
     write_files(tmp_path, {"a.jpg": JPEGS[0], "b ü.jpg": JPEGS[1], "empty.jpg": b""})
-    pictures = PictureSource([tmp_path / name for name in ("a.jpg", "b ü.jpg", "empty.jpg", "gone.jpg")])
-    assert len(pictures) == 4
-    assert pictures.read(1) == Sample("b ü.jpg", JPEGS[1])
-    assert pictures.name(3) == "gone.jpg"
-    assert pictures.where(0) == str(tmp_path / "a.jpg")
-    for number, told in ((2, r"empty\.jpg is empty"), (3, rf"cannot read {tmp_path}/gone\.jpg: No such file")):
-        with pytest.raises(DataError, match=told):
-            pictures.read(number)
+    images = ImageSource([tmp_path / name for name in ("a.jpg", "b ü.jpg", "empty.jpg", "gone.jpg")])
+    assert len(images) == 4
+    assert images.read(1) == Sample("b ü.jpg", JPEGS[1])
+    assert images.name(3) == "gone.jpg"
+    assert images.where(0) == str(tmp_path / "a.jpg")
+    for number, message in ((2, r"empty\.jpg is empty"), (3, rf"cannot read {tmp_path}/gone\.jpg: No such file")):
+        with pytest.raises(DataError, match=message):
+            images.read(number)
 
 
 def test_of_any_source_those_with_a_box_and_those_that_cannot_be_read():

@@ -44,7 +44,7 @@ def test_good_sets_are_good(tmp_path: Path, storage: str, kind: str, described: 
 
 @pytest.mark.parametrize("storage", RECORDS)
 @pytest.mark.parametrize("number", [0, 3, 7])
-def test_a_picture_that_breaks_off_is_named_by_record_and_byte(tmp_path: Path, storage: str, number: int):
+def test_an_image_that_breaks_off_is_named_by_record_and_byte(tmp_path: Path, storage: str, number: int):
     samples = [
         Sample(s.name, s.image[:-200] + bytes(200) if n == number else s.image, s.label)
         for n, s in enumerate(to_classify(8))
@@ -56,7 +56,7 @@ def test_a_picture_that_breaks_off_is_named_by_record_and_byte(tmp_path: Path, s
     assert (bad.file, bad.record, bad.span) == (str(path), number, spans[number])
     assert bad.name == to_classify(8)[number].name
     assert "JPEG" in bad.why
-    assert bad.tell().startswith(f"{path}, record {number} at byte {spans[number].offset} ({bad.name}): ")
+    assert bad.describe().startswith(f"{path}, record {number} at byte {spans[number].offset} ({bad.name}): ")
     assert findings.records == 8
 
 
@@ -76,8 +76,8 @@ def test_behind_broken_framing_the_next_record_is_found(tmp_path: Path, storage:
 def test_in_a_tar_only_the_sample_with_the_broken_header_is_lost(tmp_path: Path, number: int, part: int):
     path = make_set(tmp_path / "set", "wds") / SHARDS["wds"]
     span = locate(path, "wds")[number]
-    picture = span.size - 4 * 512  # label and description have two blocks each
-    flip(path, span.offset + (0, picture, picture + 1024)[part])
+    image = span.size - 4 * 512  # label and description have two blocks each
+    flip(path, span.offset + (0, image, image + 1024)[part])
     spoilt = [span for _, span in records(check(tmp_path / "set"))]
     assert spoilt[0].offset == span.offset
     assert spoilt[-1].end in (span.end, path.stat().st_size)  # with the end mark where no header follows
@@ -115,7 +115,7 @@ OUTSIDE = [Box(0, 0.5, 0.5, 1.5, 1.0), Box(0, -0.1, 0, 1, 1), Box(0, 0.5, 0.5, 0
 
 @pytest.mark.parametrize("storage", RECORDS)
 @pytest.mark.parametrize("box", OUTSIDE)
-def test_a_box_outside_its_picture_is_named(tmp_path: Path, storage: str, box: Box):
+def test_a_box_outside_its_image_is_named(tmp_path: Path, storage: str, box: Box):
     samples = [Sample(f"{n}.jpg", JPEGS[n], boxes=(box,) if n == 1 else (), id=n) for n in range(3)]
     (bad,) = check(make_set(tmp_path / "set", storage, "detect", samples)).bad
     assert (bad.record, bad.name) == (1, "1.jpg")
@@ -155,7 +155,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_pictures_that_a_folder_should_not_have_or_lacks_are_told(tmp_path: Path, how: str):
+def test_images_that_a_folder_should_not_have_or_lacks_are_told(tmp_path: Path, how: str):
     root = make_set(tmp_path / "set", "folder")
     CHANGES[how](root / "train/a/0002.jpg")
     (bad,) = check(root).bad
@@ -172,11 +172,11 @@ def test_a_damaged_list_is_not_the_fault_of_every_record(tmp_path: Path, damage:
     assert "train.lst, line 9" in bad.why
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path: Path):
+def test_files_that_are_no_images_are_named(tmp_path: Path):
     write_files(tmp_path, {"a/1.jpg": JPEGS[0], "a/2.jpg": JPEGS[1][:-100], "b/5.png": make_png()})
     write_files(tmp_path, {"b/3.jpg": b"", "b/4.png": b"words"})
     findings = check(tmp_path)
     assert findings.records == 5
     assert [one.file.removeprefix(f"{tmp_path}/") for one in findings.bad] == ["a/2.jpg", "b/3.jpg", "b/4.png"]
     assert [one.record for one in findings.bad] == [None] * 3
-    assert findings.bad[2].tell().startswith(f"{tmp_path}/b/4.png: not a picture")
+    assert findings.bad[2].describe().startswith(f"{tmp_path}/b/4.png: not an image")

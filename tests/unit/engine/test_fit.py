@@ -1,4 +1,4 @@
-"""What a recipe becomes on this machine; the speeds that a run on real pictures is compared with, the loader's too."""
+"""What a recipe becomes on this machine; the speeds that a run on real images is compared with, the loader's too."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import open_split
 from trainstone.engine import fit, precision_trial
 from trainstone.engine.fit import fit_to_machine
-from trainstone.engine.lr_schedule import tell_rate
+from trainstone.engine.lr_schedule import describe_rate_change
 from trainstone.engine.precision_trial import Trial, fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.flows import loader_timing
 from trainstone.flows.bench import input_baselines
-from trainstone.flows.bench.input_baselines import Alone
+from trainstone.flows.bench.input_baselines import InputBaselines
 from trainstone.flows.data_bench import run
-from trainstone.flows.loader_timing import Turns
+from trainstone.flows.loader_timing import LoaderTiming
 from trainstone.machine.cpus import Cores
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import StepRecorder
@@ -93,7 +93,7 @@ BF16, WMLCE = ("resnet50", ["train.precision=bf16"]), ("resnet50-wmlce", [])  # 
 
 def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: str, settings: list[str]):
     """Fit the precision as if trials went so; fp16 is no candidate of this device."""
-    monkeypatch.setattr(fit, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked])
+    monkeypatch.setattr(fit, "try_precisions", lambda _, requested, __: [t for t in trials if t.precision in requested])
     candidates = [precision_trial.precision for precision_trial in trials if precision_trial.precision != "fp16"]
     monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
     return fit.fit_precision(load_config(recipe, settings=settings), CPU, 2)
@@ -137,9 +137,9 @@ def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, *sett
 def test_bench_fits_a_recipes_batch_to_the_time(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, batch: int):
     fitted = fit_original(monkeypatch, seconds_an_image)
     assert fitted.config.train.batch_size == batch
-    told = [found.message for found in fitted.findings if found.code == "batch-fitted"]
+    message = [found.message for found in fitted.findings if found.code == "batch-fitted"]
     fits = "so that the run fits into memory and time"
-    assert told == ([f"took {batch} images a step and device instead of 256, {fits}"] if batch < 256 else [])
+    assert message == ([f"took {batch} images a step and device instead of 256, {fits}"] if batch < 256 else [])
     assert fitted.config.train.adapt == ()
 
 
@@ -153,9 +153,9 @@ def test_strict_refuses_another_batch_and_another_precision(monkeypatch: pytest.
 def test_train_takes_the_batch_that_fits_and_the_rate_by_the_recipes_rule(monkeypatch: pytest.MonkeyPatch):
     fitted = fit_original(monkeypatch, 1.0, measured=False)
     assert fitted.config.train.batch_size == 256  # memory is enough, and training has no budget
-    (told,) = [found.message for found in fitted.findings if found.code == "rate-derived"]
+    (message,) = [found.message for found in fitted.findings if found.code == "rate-derived"]
     images = "a step has 256 images where system bede-1x4 has 1,024"
-    assert told == f"{images}: the peak learning rate is 0.256 instead of 1.024, in proportion to the images"
+    assert message == f"{images}: the peak learning rate is 0.256 instead of 1.024, in proportion to the images"
     monkeypatch.setattr(fit, "_fits_memory", lambda config, device, batch: batch <= 40)
     fitted = fit_original(monkeypatch, 1.0, system="bede-1x1", measured=False)
     assert fitted.config.train.batch_size == 32
@@ -163,7 +163,7 @@ def test_train_takes_the_batch_that_fits_and_the_rate_by_the_recipes_rule(monkey
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"rate_for": 256}, "0.05 instead of 0.4, in proportion to the images"),
         ({"rate_for": 256, "rate_growth": "sqrt"}, "0.07071 instead of 0.2, by the square root of the images"),
@@ -171,12 +171,12 @@ def test_train_takes_the_batch_that_fits_and_the_rate_by_the_recipes_rule(monkey
         ({"rate_for": "run"}, "the learning rate is taken as it is (optimizer.rate_for), its peak stays 0.1"),
     ],
 )
-def test_how_a_rate_follows_a_step_of_other_images(changes: dict, told: str):
+def test_how_a_rate_follows_a_step_of_other_images(changes: dict, message: str):
     optimizer = OptimizerConfig(learning_rate=0.1, **changes)
-    sentence = tell_rate(optimizer, meant=(1024, 4), now=(128, 1), where="system x")
+    sentence = describe_rate_change(optimizer, meant=(1024, 4), now=(128, 1), where="system x")
     assert sentence.startswith("a step has 128 images where system x has 1,024: ")
-    assert sentence.endswith(told)
-    assert tell_rate(optimizer, meant=(1024, 4), now=(1024, 4), where="system x") is None
+    assert sentence.endswith(message)
+    assert describe_rate_change(optimizer, meant=(1024, 4), now=(1024, 4), where="system x") is None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     config = load_config("resnet50", settings=FED, flags={"data.source": "files", "data.root": str(data)})
     fitted, opened = fit_to_machine(config, strict=True), open_split(data, "train")
     with StopSignals() as signals, StepRecorder(tmp_path / input_baselines.FILE_NAME, split_phases=False) as recorder:
-        alone = Alone(opened, recorder)
+        alone = InputBaselines(opened, recorder)
         before = [progress.phase for progress in input_baselines.measure_before(fitted, alone, signals)]
         assert before == ["loader alone"] * 6 + ["synthetic data"] * 6
         task = build_task(fitted.config, CPU, opened)
@@ -239,11 +239,11 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
         assert len(alone.loader.batch_seconds) == 12
         columns = {**alone.recorder.columns()}
         summary = summarise_steps(columns, compiled=False)
-        judged = input_baselines.judge_feeding(fitted.config, task.loader, alone, summary)
-    assert judged.images_per_second == pytest.approx(2 * 12 / sum(alone.loader.batch_seconds))
+        evaluated = input_baselines.assess_loader(fitted.config, task.loader, alone, summary)
+    assert evaluated.images_per_second == pytest.approx(2 * 12 / sum(alone.loader.batch_seconds))
     counted = columns["step_seconds"][alone.counted]
-    assert judged.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
-    assert (judged.storage, judged.pictures, judged.threads) == ("RecordIO", 10, 1)
+    assert evaluated.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
+    assert (evaluated.storage, evaluated.images, evaluated.threads) == ("RecordIO", 10, 1)
     assert read_columns(tmp_path / input_baselines.FILE_NAME)["step"].tolist() == list(range(12))
 
 
@@ -255,16 +255,16 @@ def test_powers_of_two_then_cores_then_hardware_threads(logical: int, physical: 
     assert run.choose_threads(Cores(logical, physical, None, physical or logical)) == counts
 
 
-def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
+def test_each_number_of_threads_has_two_turns_on_images_of_their_own():
     opened = []
 
     def open_with(threads: int, first_step: int) -> Loader:
         opened.append((threads, first_step))
         return make_loader(Listed(to_classify(40)), threads=threads, first_step=first_step)
 
-    done: list[Turns] = []
-    told = {progress.phase for progress in run.measure_threads(open_with, [1, 2], 0.05, done)}
-    assert told == {"1 thread", "2 threads"}
+    done: list[LoaderTiming] = []
+    message = {progress.phase for progress in run.measure_threads(open_with, [1, 2], 0.05, done)}
+    assert message == {"1 thread", "2 threads"}
     assert [threads for threads, _ in opened] == [1, 2, 2, 1]
     steps = [step for _, step in opened]
     assert steps == sorted(set(steps))
@@ -272,7 +272,7 @@ def test_each_number_of_threads_has_two_turns_on_pictures_of_their_own():
         assert len(turns.batch_seconds) >= 2 * 4
         assert turns.wall_seconds == pytest.approx(sum(turns.batch_seconds))
         assert turns.cpu_seconds > 0
-        assert turns.pictures >= 4 * len(turns.batch_seconds)
+        assert turns.images >= 4 * len(turns.batch_seconds)
         point = run.summarise_turns(turns, 4, 2)
         assert point.threads == turns.threads
         assert point.images_per_second == pytest.approx(4 * len(turns.batch_seconds) / turns.wall_seconds)

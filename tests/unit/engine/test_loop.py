@@ -12,7 +12,7 @@ from support.processes.flows import LateTimer
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig, OptimizerConfig
 from trainstone.engine.distributed.collectives import World
-from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.ema import WeightAverage
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings, seed_network
@@ -21,7 +21,7 @@ from trainstone.engine.task import DecayedLoss, Task, build_task
 from trainstone.errors import RunError, TrainstoneError
 from trainstone.flows.bench.stop_rule import StopRule
 from trainstone.flows.speed_summary import sum_energy
-from trainstone.machine.ranks import ALONE
+from trainstone.machine.ranks import SINGLE_RANK
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.recorder import StepRecorder
@@ -150,18 +150,18 @@ def test_when_it_is_enough(tmp_path: Path, measure: dict[str, float], seconds: f
 
 def test_alone_all_is_known_at_once():
     with StopSignals() as signals:
-        pact = Pact(World(ALONE, CPU), signals)
-        pact.look(step(0))
-        assert not any(pact.agreed)
-        assert not pact.wish_end(False)
-        assert pact.wish_end(True)
+        agreement = StopAgreement(World(SINGLE_RANK, CPU), signals)
+        agreement.look(step(0))
+        assert not any(agreement.agreed)
+        assert not agreement.request_end(False)
+        assert agreement.request_end(True)
         signals.received = "SIGTERM"
-        pact.look(step(1))
-        assert pact.agreed.stop
+        agreement.look(step(1))
+        assert agreement.agreed.stop
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-            pact.end_if_stopped()
+            agreement.raise_if_stopped()
         with pytest.raises(RunError, match="the loss of step 2 is nan"):
-            pact.look(step(2, loss=math.nan))
+            agreement.look(step(2, loss=math.nan))
 
 
 def device(host: str, label: str, watts: float | None) -> Device:

@@ -178,7 +178,7 @@ def test_a_dynamic_scale_skips_an_overflow_gets_smaller_and_leaves_no_rubbish_in
 
 
 STEPS, FILLED = {"name": "steps", "decay_epochs": (30, 60, 80)}, {"steps_per_epoch": 230, "epochs": 80}
-BY_IMAGES, UNFILLED = {"warm_up_epochs": 5.25, "warm_up_by": "pictures"}, {"unfilled_steps": 117266 / 512}
+BY_IMAGES, UNFILLED = {"warm_up_epochs": 5.25, "warm_up_by": "images"}, {"unfilled_steps": 117266 / 512}
 ALL_WARM_UP = {"name": "polynomial", "warm_up_epochs": 2}
 COARSE = {"name": "steps", "by": "epoch", "decay_epochs": (1, 3)}
 SCHEDULES = {
@@ -273,5 +273,5 @@ FAR = [("lars", 10.5, 8), ("sgd", 10.5, 8), ("sgd", 1.024, 32), ("sgd", 1e-4, 25
 
 @pytest.mark.parametrize(("name", "peak", "batch"), USUAL + FAR)
 def test_check_rate_tells_usual_rates_from_far_ones(name: str, peak: float, batch: int):
-    told = check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch)
-    assert (told is not None) == ((name, peak, batch) in FAR)
+    message = check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch)
+    assert (message is not None) == ((name, peak, batch) in FAR)

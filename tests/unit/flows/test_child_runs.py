@@ -215,25 +215,27 @@ def test_each_run_has_its_seed_and_the_first_settles_the_configuration(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "told"),
+    ("requested", "code", "message"),
     [("SIGUSR1", 75, "SIGUSR1"), ("SIGINT", 130, "SIGINT"), ("SIGTERM", -15, "SIGTERM"), (None, 75, "SIGTERM")],
 )
-def test_stopped_it_says_how_to_go_on_and_does(monkeypatch, tmp_path: Path, asked: str | None, code: int, told: str):
+def test_stopped_it_says_how_to_go_on_and_does(
+    monkeypatch, tmp_path: Path, requested: str | None, code: int, message: str
+):
     def stop(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
         if seed == FIRST_SEED:
             return reach(folder, seed, signals)
         leave(folder, seed, None, status="interrupted")
-        signals.received = asked
+        signals.received = requested
         return ChildEnd(code)
 
     run = begin(tmp_path, strict=True)
     fake_children(monkeypatch, stop)
-    with pytest.raises(KeyboardInterrupt, match=told):
+    with pytest.raises(KeyboardInterrupt, match=message):
         list_repeated(run)
     result = read_result(run.path)
     assert result.status == "interrupted"
     (found,) = [one for one in result.findings if one.code == "interrupted"]
-    assert found.message == f"stopped by {told} after 1 of 3 runs"
+    assert found.message == f"stopped by {message} after 1 of 3 runs"
     assert found.hint == f"go on with: trainstone train --resume {run.path}"
     assert [r.status for r in result.repeated.runs] == ["target_reached", "interrupted"]
 
@@ -250,23 +252,23 @@ def test_stopped_it_says_how_to_go_on_and_does(monkeypatch, tmp_path: Path, aske
 
 
 @pytest.mark.parametrize(
-    ("ended", "error", "told"),
+    ("ended", "error", "message"),
     [
-        (ChildEnd(3, DataError("no pictures")), DataError, "run 2 of 3: no pictures"),
+        (ChildEnd(3, DataError("no images")), DataError, "run 2 of 3: no images"),
         (DONE, LaunchError, "run 2 of 3 ended well, but left no result that says so"),
     ],
 )
-def test_a_run_that_fails_fails_all(monkeypatch, tmp_path: Path, ended: ChildEnd, error: type[Exception], told: str):
+def test_a_run_that_fails_fails_all(monkeypatch, tmp_path: Path, ended: ChildEnd, error: type[Exception], message: str):
     def act(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
         return reach(folder, seed, signals) if seed == FIRST_SEED else ended
 
     run = begin(tmp_path)
     fake_children(monkeypatch, act)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         list_repeated(run)
     result = read_result(run.path)
     assert result.status == "failed"
-    assert [(one.code, one.message) for one in result.findings] == [("run-failed", told)]
+    assert [(one.code, one.message) for one in result.findings] == [("run-failed", message)]
     assert result.verdict.startswith("ResNet-18: 1 of 3 runs are over: ")
 
 

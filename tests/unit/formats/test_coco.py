@@ -59,8 +59,8 @@ def prepare_json(document: Any) -> str:
     images = [{k: v for k, v in i.items() if k in ("id", "file_name", "height", "width")} for i in document["images"]]
     kept = ("image_id", "bbox", "category_id", "id")
     annotations = [{k: v for k, v in a.items() if k in kept} for a in document["annotations"]]
-    told = {"images": images, "annotations": annotations, "categories": document["categories"]}
-    return json.dumps(told, separators=(",", ":"))
+    message = {"images": images, "annotations": annotations, "categories": document["categories"]}
+    return json.dumps(message, separators=(",", ":"))
 
 
 def test_categories_are_counted_by_their_ids():
@@ -101,7 +101,7 @@ def test_without_categories_they_are_cocos(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("place", "values", "told"),
+    ("place", "values", "message"),
     [
         (("annotations", 1, "bbox"), [[1, 2, 3]], r"annotations\[1\]\.bbox"),
         (("annotations", 1, "bbox", 2), ["4", 1e300], r"annotations\[1\]\.bbox\[2\]"),
@@ -125,11 +125,11 @@ def test_without_categories_they_are_cocos(tmp_path: Path):
     ],
 )
 def test_read_instances_names_the_invalid_place(
-    tmp_path: Path, place: tuple[str | int, ...], values: list[Any], told: str
+    tmp_path: Path, place: tuple[str | int, ...], values: list[Any], message: str
 ):
     for value in values:
         path = write(tmp_path / "i.json", changed(*place, to=value))
-        with pytest.raises(DataError, match=rf"i\.json: {told}") as error:
+        with pytest.raises(DataError, match=rf"i\.json: {message}") as error:
             read_instances(path)
         assert "instances_val2017.json" in (error.value.hint or "")
 
@@ -175,7 +175,7 @@ TEXT = (
 )  # fmt: skip
 
 
-def test_dropped_pictures_go_with_their_annotations_and_the_rest_stays_to_the_digit(tmp_path: Path):
+def test_dropped_images_go_with_their_annotations_and_the_rest_stays_to_the_digit(tmp_path: Path):
     path = tmp_path / "instances_x.json"
     path.write_text(TEXT)
     assert b"".join(drop_images(path, {"a.jpg", "unknown.jpg"})).decode() == (

@@ -101,8 +101,8 @@ def read_shard(kind: Any) -> Callable[[Path], Any]:
         shard = kind(path)
         for span in shard.file.spans():
             for ask in (shard.read, shard.glance):
-                told = find_error(functools.partial(ask, span.offset))
-                assert told is None or f"byte {span.offset}" in told
+                message = find_error(functools.partial(ask, span.offset))
+                assert message is None or f"byte {span.offset}" in message
             sample = shard.read(span.offset)
             sample.name.encode("utf-8", "surrogateescape")
         shard.close()
@@ -217,8 +217,8 @@ def read(path: Path, content: bytes) -> None:
 @given(data=st.data())
 def test_damaged_input_gives_records_or_the_file_and_the_place(tmp_path: Path, name: str, data: st.DataObject):
     reader = READERS[name]
-    told = find_error(lambda: read(tmp_path / name, reader.wrap(data.draw(damaged(reader.sound)))))
-    assert told is None or (name in told and reader.place in told)
+    message = find_error(lambda: read(tmp_path / name, reader.wrap(data.draw(damaged(reader.sound)))))
+    assert message is None or (name in message and reader.place in message)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -241,9 +241,9 @@ def test_sound_input_is_read_and_what_is_no_file_is_told(tmp_path: Path, name: s
 )
 def test_cut_off_anywhere_but_between_records_is_an_error(tmp_path: Path, name: str, sound: bytes, ends: list[int]):
     for length in range(len(sound) + 1):
-        told = find_error(functools.partial(read, tmp_path / name, sound[:length]))
-        assert (told is None) == (length in ends)
-        assert told is None or re.search(rf"{name}, byte \d+: ", told)
+        message = find_error(functools.partial(read, tmp_path / name, sound[:length]))
+        assert (message is None) == (length in ends)
+        assert message is None or re.search(rf"{name}, byte \d+: ", message)
 
 
 def head(flag: int, length: int) -> bytes:
@@ -312,9 +312,9 @@ CASES: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("name", "content", "what"), CASES)
 def test_damage_names_its_place_and_what_to_do(tmp_path: Path, name: str, content: bytes, what: str):
-    with pytest.raises(DataError, match=rf"{name}, (x at |\S* at )?(record at )?{what}: ") as told:
+    with pytest.raises(DataError, match=rf"{name}, (x at |\S* at )?(record at )?{what}: ") as message:
         read(tmp_path / name, content)
-    assert told.value.message.startswith(str(tmp_path))
+    assert message.value.message.startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["a.rec", "a.tfrecord", "a.tar"])

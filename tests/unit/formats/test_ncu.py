@@ -188,8 +188,10 @@ def test_other_kinds_of_files_are_named(tmp_path: Path):
 
 
 def test_a_missing_permission_is_the_machines_fault(tmp_path: Path):
-    told = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
-    for text in (told, BEFORE + make_long() + told):
+    message = (
+        "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
+    )
+    for text in (message, BEFORE + make_long() + message):
         with pytest.raises(MachineError, match="ERR_NVGPUCTRPERM") as caught:
             read(tmp_path, text)
         assert "NVreg_RestrictProfilingToAdminUsers=0" in (caught.value.hint or "")

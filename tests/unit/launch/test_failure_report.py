@@ -40,10 +40,10 @@ slots that were requested by the application:
 
 
 def leave(run: Path, rank: int, **changes: object) -> None:
-    told = {"rank": rank, "host": f"n{rank + 1}", "exit_code": 3, "message": "no data", "hint": "make some"}
+    message = {"rank": rank, "host": f"n{rank + 1}", "exit_code": 3, "message": "no data", "hint": "make some"}
     file = run / f"launch/failed-rank{rank:04d}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**told, "time_seconds": 1.0, "echo": False, **changes}))
+    file.write_text(json.dumps({**message, "time_seconds": 1.0, "echo": False, **changes}))
 
 
 ECHO = {"echo": True, "exit_code": 5, "message": "another rank died", "time_seconds": 0.5}

@@ -115,22 +115,22 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     lines: list[list[str]] = []
 
-    def ask_plan(name: str, arguments: Sequence[str]) -> Config:
+    def resolve_plan(name: str, arguments: Sequence[str]) -> Config:
         lines.append([name, *arguments])
         return make_config()
 
-    monkeypatch.setattr(verb, "ask_plan", ask_plan)
+    monkeypatch.setattr(verb, "resolve_plan", resolve_plan)
     return lines
 
 
-def test_what_concerns_the_launcher_is_taken_out(asked: list[list[str]]):
+def test_what_concerns_the_launcher_is_taken_out(requested: list[list[str]]):
     words = ["train", "x; y", "--json", "-q", "--out", "there", "--system=bede-1x4", "--dry-run"]
     read = read_verb(words, system=None)
     assert read.arguments == ("x; y", "--out", "there", "--system=bede-1x4")
-    assert asked == [["train", *read.arguments]]
+    assert requested == [["train", *read.arguments]]
     assert (read.as_json, read.quiet, read.dry_run) == (True, True, True)
     assert (read.out, read.resume) == (Path("there"), None)
     assert read.system is not None
@@ -138,7 +138,7 @@ def test_what_concerns_the_launcher_is_taken_out(asked: list[list[str]]):
     assert read.command("python3")[-5:] == ["train", *read.arguments]
 
 
-def test_the_launchers_system_is_the_verbs_too_but_eval_takes_only_its_geometry(asked: list[list[str]]):
+def test_the_launchers_system_is_the_verbs_too_but_eval_takes_only_its_geometry(requested: list[list[str]]):
     assert read_verb(["bench", "x"], system="bede-1x4").arguments == ("x", "--system", "bede-1x4")
     with pytest.raises(ConfigError, match="--system bede-1x1 and --system bede-1x4"):
         read_verb(["bench", "--system", "bede-1x4"], system="bede-1x1")
@@ -149,7 +149,7 @@ def test_the_launchers_system_is_the_verbs_too_but_eval_takes_only_its_geometry(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "nothing cannot be launched"),
         (["doctor"], "'doctor' cannot be launched"),
@@ -159,10 +159,10 @@ def test_the_launchers_system_is_the_verbs_too_but_eval_takes_only_its_geometry(
         (["eval", "RUN", "--export=x"], "--export is the work of one process"),
     ],
 )
-def test_what_ranks_cannot_do_together(asked: list[list[str]], words: list[str], told: str):
-    with pytest.raises(ConfigError, match=told):
+def test_what_ranks_cannot_do_together(requested: list[list[str]], words: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
         read_verb(words, system=None)
-    assert not asked
+    assert not requested
     if words[:1] == ["sweep"]:
         assert read_verb(words, system=None, ranks=1).name == "sweep"
 

@@ -115,10 +115,10 @@ def run_job(
         (tools / program).chmod(0o755)
     script = write_script(make_verb("demo-classify", name=name), SlurmOptions(requeue=True), run, HERE, fleet)
     script = script.replace(f"\n{TRAINSTONE[0]} ", "\npython ")  # the line that finds the cause of a failure
-    told = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environment}
+    message = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environment}
     log = run / "launch" / "engine-7.log"
     with log.open("ab") as file:
-        code = subprocess.run(["bash", "-c", script], env=told, stdout=file, stderr=file, cwd=folder).returncode
+        code = subprocess.run(["bash", "-c", script], env=message, stdout=file, stderr=file, cwd=folder).returncode
     requeued = folder / "requeued"
     return code, log.read_text(), requeued.read_text() if requeued.exists() else ""
 

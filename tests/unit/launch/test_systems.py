@@ -73,10 +73,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder; the verb's plan is made in this process, a second sooner than by a child."""
 
     def plan(name: str, arguments: Sequence[str]) -> Config:
-        asked = dict(itertools.pairwise(arguments))
-        return load_config(arguments[0], system=asked.get("--system"))
+        requested = dict(itertools.pairwise(arguments))
+        return load_config(arguments[0], system=requested.get("--system"))
 
-    monkeypatch.setattr(verb, "ask_plan", plan)
+    monkeypatch.setattr(verb, "resolve_plan", plan)
     monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)  # a host with few would refuse many ranks
     for name in [name for name in os.environ if name.startswith(FORWARDED)]:
         monkeypatch.delenv(name)
@@ -163,8 +163,8 @@ def test_launch_of_a_system_starts_what_its_original_did(system: str, here: Path
 def test_options_go_before_the_system_file():
     options = ["--partition", "short", "--time", "10", "--gres", "gpu:2", "--ranks-per-node", "2", "--account", "ab1"]
     script = dry_run("slurm", "--system", "c4140", *options, "--sbatch", "mem=8G", "--", "bench", "resnet50")
-    asked = {"partition": "short", "time": "10", "gres": "gpu:2", "ntasks-per-node": "2", "account": "ab1"}
-    assert read_directives(script).items() >= (asked | {"mem": "8G", "exclusive": None}).items()
+    requested = {"partition": "short", "time": "10", "gres": "gpu:2", "ntasks-per-node": "2", "account": "ab1"}
+    assert read_directives(script).items() >= (requested | {"mem": "8G", "exclusive": None}).items()
 
 
 @pytest.mark.parametrize("engine", ["local", "mpi"])

@@ -243,11 +243,11 @@ def test_clear_page_cache_forgets_pages_and_names_and_describes_a_failure(
     switch = tmp_path / "drop_caches"
     monkeypatch.setattr(page_cache, "SWITCH", switch)
     monkeypatch.setattr(page_cache.os, "sync", lambda: None)
-    done, told, at_seconds = page_cache.clear_page_cache()
-    assert (done, told, switch.read_text()) == (True, "page cache cleared", "3")
+    done, message, at_seconds = page_cache.clear_page_cache()
+    assert (done, message, switch.read_text()) == (True, "page cache cleared", "3")
     assert at_seconds is not None
     switch.unlink()
     switch.mkdir()
     cleared = page_cache.clear_page_cache()
     assert not cleared.done
-    assert cleared.told.endswith(f"{switch}: Is a directory")
+    assert cleared.message.endswith(f"{switch}: Is a directory")

@@ -101,12 +101,12 @@ def test_container_and_scheduler(tmp_path, monkeypatch, files, environ, kind, si
 
 
 def test_nvidia_device_and_one_that_answers_little(tmp_path, monkeypatch):
-    devices, told = read_devices(tmp_path, monkeypatch, make_nvml())
+    devices, message = read_devices(tmp_path, monkeypatch, make_nvml())
     values = ["cuda", 0, "NVIDIA A100-SXM4-80GB", "GPU-aaaa", 85899345920, "570.86.10", 300.0, 400.0, 1410, 4, 8, 16]
     keys = "kind index name uuid memory_bytes driver power_limit_watts default_power_limit_watts max_sm_clock_mhz"
     keys += " pcie_generation pcie_width pcie_max_width ecc mig persistence"
     assert devices == [dict(zip(keys.split(), [*values, True, False, True], strict=True))]
-    assert told is None
+    assert message is None
     silent = dict.fromkeys(("DeviceGetEnforcedPowerLimit", "DeviceGetCurrentEccMode", "DeviceGetMemoryInfo"), refuse)
     nvml = make_nvml(**silent)
     del nvml.nvmlDeviceGetMigMode  # a library older than MIG
@@ -119,7 +119,7 @@ LOST = {"kind": "cuda", "index": 0, "error": "NVML gives no handle for this devi
 
 
 @pytest.mark.parametrize(
-    ("nvml", "devices", "told"),
+    ("nvml", "devices", "message"),
     [
         (make_nvml(DeviceGetHandleByIndex=refuse), [LOST], None),
         (make_nvml(DeviceGetCount=lambda: 0), [], "the NVIDIA driver answers but shows no device"),
@@ -127,8 +127,8 @@ LOST = {"kind": "cuda", "index": 0, "error": "NVML gives no handle for this devi
         (None, [], "no NVML library for Python: import of pynvml halted; None in sys.modules"),
     ],
 )
-def test_nvidia_devices_that_cannot_be_read(tmp_path, monkeypatch, nvml, devices, told):
-    assert read_devices(tmp_path, monkeypatch, nvml) == (devices, told)
+def test_nvidia_devices_that_cannot_be_read(tmp_path, monkeypatch, nvml, devices, message):
+    assert read_devices(tmp_path, monkeypatch, nvml) == (devices, message)
 
 
 def make_card(root: Path, card: str, address: str, files: dict[str, str]) -> None:

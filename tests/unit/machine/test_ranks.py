@@ -15,7 +15,15 @@ from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import interfaces, launch_protocol, ranks
 from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested, find_route
 from trainstone.machine.launch_protocol import begin_attempt, leave_failure, read_code, read_failures, settle_code
-from trainstone.machine.ranks import Meeting, Rank, bind_cores, list_step_hosts, read_meeting, read_rank, share_cores
+from trainstone.machine.ranks import (
+    Rank,
+    Rendezvous,
+    bind_cores,
+    list_step_hosts,
+    read_rank,
+    read_rendezvous,
+    share_cores,
+)
 from trainstone.machine.signals import StopSignals
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
@@ -63,17 +71,21 @@ def launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None
         (read_rank, {"RANK": "3"}, Rank(0, 1, 0)),
         (read_rank, {"RANK": "0", "WORLD_SIZE": "1"}, Rank(0, 1, 0)),
         # Where ranks meet.
-        (read_meeting, TORCHRUN, Meeting("head", 29500)),
-        (read_meeting, SRUN, Meeting("n02", port_of("4711.2"))),
-        (read_meeting, {**SRUN, "SLURM_STEP_NODELIST": ""}, Meeting("n01", port_of("4711.2"))),
-        (read_meeting, {**SRUN, "MASTER_PORT": "1234"}, Meeting("n02", 1234)),
-        (read_meeting, {**SRUN, "MASTER_ADDR": "head"}, Meeting("head", port_of("4711.2"))),
+        (read_rendezvous, TORCHRUN, Rendezvous("head", 29500)),
+        (read_rendezvous, SRUN, Rendezvous("n02", port_of("4711.2"))),
+        (read_rendezvous, {**SRUN, "SLURM_STEP_NODELIST": ""}, Rendezvous("n01", port_of("4711.2"))),
+        (read_rendezvous, {**SRUN, "MASTER_PORT": "1234"}, Rendezvous("n02", 1234)),
+        (read_rendezvous, {**SRUN, "MASTER_ADDR": "head"}, Rendezvous("head", port_of("4711.2"))),
         # mpirun inside a Slurm job: its daemons' step lacks the first host and is not all ranks' step
-        (read_meeting, {**SRUN, **OPEN_MPI, "OMPI_MCA_ess_base_jobid": "9"}, Meeting("n01", port_of("9"))),
-        (read_meeting, {**SRUN, **OPEN_MPI}, Meeting("n01", port_of("4711"))),
-        (read_meeting, {**HERE, "OMPI_MCA_ess_base_jobid": "9"}, Meeting("127.0.0.1", port_of("9"))),
-        (read_meeting, {**HERE, "PMIX_NAMESPACE": "prterun-h-1@1"}, Meeting("127.0.0.1", port_of("prterun-h-1@1"))),
-        (read_meeting, {**PMI, "MPI_LOCALNRANKS": "2", "MASTER_PORT": "1234"}, Meeting("127.0.0.1", 1234)),
+        (read_rendezvous, {**SRUN, **OPEN_MPI, "OMPI_MCA_ess_base_jobid": "9"}, Rendezvous("n01", port_of("9"))),
+        (read_rendezvous, {**SRUN, **OPEN_MPI}, Rendezvous("n01", port_of("4711"))),
+        (read_rendezvous, {**HERE, "OMPI_MCA_ess_base_jobid": "9"}, Rendezvous("127.0.0.1", port_of("9"))),
+        (
+            read_rendezvous,
+            {**HERE, "PMIX_NAMESPACE": "prterun-h-1@1"},
+            Rendezvous("127.0.0.1", port_of("prterun-h-1@1")),
+        ),
+        (read_rendezvous, {**PMI, "MPI_LOCALNRANKS": "2", "MASTER_PORT": "1234"}, Rendezvous("127.0.0.1", 1234)),
         *(
             (list_step_hosts, {"SLURM_JOB_NODELIST": nodes}, hosts.split())
             for nodes, hosts in (
@@ -100,11 +112,11 @@ def test_rank_meeting_and_hosts_are_read_from_the_environment(
         (read_rank, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "0"}, "RANK=0:", ""),
         (read_rank, {**TORCHRUN, "WORLD_SIZE": ""}, "WORLD_SIZE=:", ""),
         (read_rank, {**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1:", ""),
-        (read_meeting, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR is not set", "MASTER_ADDR"),
-        (read_meeting, HERE, "MASTER_PORT is not set", "MASTER_PORT"),
-        (read_meeting, {**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set", "MASTER_PORT"),
-        (read_meeting, {**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536", ""),
-        (read_meeting, {**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT=http", ""),
+        (read_rendezvous, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR is not set", "MASTER_ADDR"),
+        (read_rendezvous, HERE, "MASTER_PORT is not set", "MASTER_PORT"),
+        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set", "MASTER_PORT"),
+        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536", ""),
+        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT=http", ""),
     ],
 )
 def test_invalid_variables_are_named(

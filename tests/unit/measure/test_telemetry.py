@@ -246,14 +246,14 @@ def test_no_driver_or_no_such_device_still_makes_a_reader(monkeypatch, changes):
 
 
 def test_throttle_reasons():
-    told = {
+    message = {
         0: "none",
         0x1: "gpu_idle",
         0x108: "hw_slowdown|display_clocks",
         0x600: "0x600",
         0x204: "sw_power_cap|0x200",
     }
-    assert {bits: name_reasons(bits) for bits in told} == told
+    assert {bits: name_reasons(bits) for bits in message} == message
 
 
 def assert_nothing_measured(root: Path) -> None:

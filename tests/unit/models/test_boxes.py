@@ -56,7 +56,7 @@ def test_other_sizes_have_the_maps_that_convolutions_give(image_size, cells, num
 
 
 @pytest.mark.parametrize("image_size", [64, 65, 91, 100, 112, 127, 128, 224, 300, 333, 700])
-def test_every_size_has_scales_that_grow_and_boxes_within_the_picture(image_size):
+def test_every_size_has_scales_that_grow_and_boxes_within_the_image(image_size):
     levels = boxes_module.list_levels(image_size)
     scales = [level.scale for level in levels]
     assert scales == sorted(set(scales))
@@ -209,7 +209,7 @@ Row = tuple[int, float, tuple[float, ...]]
 def find_slowly(
     chances: list[list[float]], edges: list[list[float]], min_score: float, before: int, overlap: float, most: int
 ) -> list[Row]:
-    """The words of the original for one picture; `chances` are without the background."""
+    """The words of the original for one image; `chances` are without the background."""
     pairs = [(chance, -place, -label) for place, row in enumerate(chances) for label, chance in enumerate(row)]
     kept: list[Row] = []
     for chance, place, label in sorted((pair for pair in pairs if pair[0] > min_score), reverse=True)[:before]:
@@ -219,14 +219,14 @@ def find_slowly(
     return [(label, chance, tuple(min(max(side, 0.0), 1.0) for side in box)) for label, chance, box in kept[:most]]
 
 
-def check_found(scores: Tensor, offsets: Tensor, defaults: Tensor, **asked) -> FoundBoxes:
-    found = find_boxes(scores, offsets, defaults, **asked)
-    most = asked["most"]
+def check_found(scores: Tensor, offsets: Tensor, defaults: Tensor, **requested) -> FoundBoxes:
+    found = find_boxes(scores, offsets, defaults, **requested)
+    most = requested["most"]
     shapes = [tuple(part.shape) for part in found]
     assert shapes == [(len(scores), most, 4), (len(scores), most), (len(scores), most)]
     chances, edges = scores.softmax(2)[..., 1:].tolist(), decode(offsets, defaults).tolist()
     for row in range(len(scores)):
-        expected = find_slowly(chances[row], edges[row], **asked)
+        expected = find_slowly(chances[row], edges[row], **requested)
         number = len(expected)
         assert found.labels[row].tolist() == [label for label, _, _ in expected] + [-1] * (most - number)
         chances_found = [chance for _, chance, _ in expected] + [0.0] * (most - number)
@@ -273,7 +273,7 @@ def test_found_boxes_are_those_of_the_greedy_way(boxes, seed, levels, num_classe
 @pytest.mark.parametrize("block", [7, 1024])
 def test_many_crowded_boxes_in_blocks_and_at_once(monkeypatch, block):
     monkeypatch.setattr(boxes_module, "BLOCK", block)
-    monkeypatch.setattr(boxes_module, "MAX_SCORES", 1)  # a picture at a time
+    monkeypatch.setattr(boxes_module, "MAX_SCORES", 1)  # an image at a time
     generator = torch.Generator().manual_seed(0)
     defaults = default_boxes(64)
     scores = torch.randn(3, len(defaults), 4, generator=generator) * 2
@@ -293,20 +293,20 @@ def test_a_long_chain_is_settled_as_the_greedy_way_does():
 
 
 def test_boxes_are_clipped_after_duplicates_are_looked_for():
-    """Within the picture the two are the same; they are not where they reach beyond it."""
+    """Within the image the two are the same; they are not where they reach beyond it."""
     edges = torch.tensor([[0.0, 0.0, 1.0, 1.0], [-2.0, 0.0, 1.0, 1.0]])
     offsets = encode(edges, DEFAULT)[None]
-    asked = {"min_score": 0.0, "before": 200, "overlap": 0.5, "most": 3}
-    found = find_boxes(torch.zeros(1, 2, 2), offsets, DEFAULT.expand(2, 4), **asked)
+    requested = {"min_score": 0.0, "before": 200, "overlap": 0.5, "most": 3}
+    found = find_boxes(torch.zeros(1, 2, 2), offsets, DEFAULT.expand(2, 4), **requested)
     assert found.labels[0].tolist() == [0, 0, -1]
     assert torch.allclose(found.edges[0, 0], found.edges[0, 1], atol=1e-6)
 
 
 def test_a_score_that_is_just_the_least_is_left_out():
-    asked = {"before": 200, "overlap": 0.5, "most": 2}
+    requested = {"before": 200, "overlap": 0.5, "most": 2}
     scores, offsets = torch.zeros(1, 1, 2), torch.zeros(1, 1, 4)  # a chance of exactly a half
     for min_score, labels in ((0.5, [-1, -1]), (0.49, [0, -1])):
-        assert find_boxes(scores, offsets, DEFAULT[None], min_score=min_score, **asked).labels[0].tolist() == labels
+        assert find_boxes(scores, offsets, DEFAULT[None], min_score=min_score, **requested).labels[0].tolist() == labels
 
 
 @pytest.mark.parametrize("where", ["scores", "offsets"])

@@ -75,7 +75,7 @@ def test_shares_follow_the_beta_distribution():
     assert float(shares.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.08)  # Beta(a, a)'s
 
 
-def test_pictures_are_mixed_by_definition_and_stay_channels_last():
+def test_images_are_mixed_by_definition_and_stay_channels_last():
     images = torch.randn(6, 5, 5, 3).permute(0, 3, 1, 2)
     permutation, share = torch.tensor([3, 1, 0, 5, 2, 4]), torch.tensor([0.3])
     mixed = mix_images(images, permutation, share)
@@ -104,7 +104,7 @@ def measure_slowly(
     scores: Tensor, offsets: Tensor, targets: Tensor, target_offsets: Tensor, negatives: float
 ) -> Tensor:
     """The original's words, a box at a time; keeps the graph."""
-    pictures = []
+    images = []
     for row in range(len(scores)):
         positive, background = [], []
         for place in range(scores.shape[1]):
@@ -119,8 +119,8 @@ def measure_slowly(
             positive.append(loss)
         background.sort(key=lambda loss: -loss.item())
         counted = positive + background[: math.floor(negatives * len(positive))]
-        pictures.append(sum(counted) / len(positive) if positive else torch.zeros((), dtype=scores.dtype))
-    return sum(pictures) / len(pictures)
+        images.append(sum(counted) / len(positive) if positive else torch.zeros((), dtype=scores.dtype))
+    return sum(images) / len(images)
 
 
 def make_case(seed: int, batch: int, boxes: int, share: float, num_classes: int = 4) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from support.builders.command_lines import (
     WMLCE_JOB,
     mlperf_words,
     parse_command,
-    parse_told,
+    parse_message,
     ssd_config,
     ssd_program,
 )
@@ -44,13 +44,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tell(original: str, line: str | list[str]) -> Translation:
-    told = translate(original, shlex.split(line) if isinstance(line, str) else line)
-    parse_told(told)
-    return told
+    message = translate(original, shlex.split(line) if isinstance(line, str) else line)
+    parse_message(message)
+    return message
 
 
-def has(told: Translation, *parts: str) -> bool:
-    return any(all(part in note for part in parts) for note in told.notes)
+def has(message: Translation, *parts: str) -> bool:
+    return any(all(part in note for part in parts) for note in message.notes)
 
 
 def files(root: str) -> dict[str, str]:
@@ -75,7 +75,7 @@ def write_mlperf(system: str) -> str:
     ("original", "words", "recipe", "system", "flags"),
     [
         ("wmlce", WMLCE, "resnet50-wmlce", None, {**files("/data/TFRecords"), "engine.compile": True}),
-        ("wmlce", [WMLCE_JOB], "resnet50-wmlce", "bede-4x4", files("/data/my pictures")),
+        ("wmlce", [WMLCE_JOB], "resnet50-wmlce", "bede-4x4", files("/data/my images")),
         ("sc22", SC22, "resnet50-sc22", "any-4gpu", {}),
         ("sc22", ["./run-resnet.sh"], "resnet50-sc22", "any-4gpu", {}),
         ("tbd", ["run_train.sh"], "resnet50-tbd", "tbd-4gpu", {}),
@@ -121,11 +121,11 @@ def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str
     if there:
         Path(file).write_text(f"{ssd_config(system)}\nexport WALLTIME_MINUTES=30\n")
     line = form.format(file).replace("SYSTEM", f"SYSTEM={name}")
-    told = tell("mlperf-ssd", [line] if ";" in line else line)
-    assert told.config == load_config("ssd300-mlperf", system=system)
-    assert has(told, "WALLTIME=") if there else has(told, f"{file}: the original's own")
+    message = tell("mlperf-ssd", [line] if ";" in line else line)
+    assert message.config == load_config("ssd300-mlperf", system=system)
+    assert has(message, "WALLTIME=") if there else has(message, f"{file}: the original's own")
     if system == "2xc4140" and there:
-        assert has(told, "NNODES=1")
+        assert has(message, "NNODES=1")
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str
 def test_script_is_read_where_it_is(original: str, name: str, text: str, keys: dict[str, Any]):
     file = next(word for word in name.split() if word.endswith(".sh"))
     Path(file).write_text(text)
-    told = tell(original, name)
-    assert {key: read_key(told.config, key) for key in keys} == keys
-    assert has(told, "read as text, not executed")
+    message = tell(original, name)
+    assert {key: read_key(message.config, key) for key in keys} == keys
+    assert has(message, "read as text, not executed")
 
 
 # Single flags and variables: a table flag without a special rule sets its key, so only the special ones are listed
@@ -199,7 +199,7 @@ SINGLE = {
         ("--data_format channels_first", {"engine.channels_last": False}),
     ],
     "mlperf-resnet50": [
-        ("NUMEXAMPLES=100000", {"schedule.pictures": 100000}),
+        ("NUMEXAMPLES=100000", {"schedule.images": 100000}),
         ("CLEAR_CACHES=1", {"mlperf.clear_caches": True}),
         ("TIME_TAGS=1", {"engine.split_phases": True, "stop.epochs": 4.0, "schedule.warm_up_epochs": 2.0}),
         ("NVTX_FLAG=1", {"engine.nvtx": True, "stop.epochs": 4.0, "schedule.warm_up_epochs": 2.0}),
@@ -290,8 +290,8 @@ def test_flags_change_their_keys(original: str, flags: str, keys: dict[str, Any]
     ],
 )
 def test_keys_of_a_line(original: str, line: str | list[str], keys: dict[str, Any]):
-    told = tell(original, line)
-    assert {key: read_key(told.config, key) for key in keys} == keys
+    message = tell(original, line)
+    assert {key: read_key(message.config, key) for key in keys} == keys
 
 
 # Commands
@@ -349,17 +349,17 @@ def test_command_of_a_line(original: str, line: str, command: str):
     ],
 )
 def test_ssd_scripts_that_train_nothing(line: str, command: str):
-    told = tell("mlperf-ssd", line)
-    assert fnmatch.fnmatchcase(told.command, f"trainstone {command}")
-    assert told.config is None
-    assert all(part.startswith("#") for part in write_file(told).splitlines())
+    message = tell("mlperf-ssd", line)
+    assert fnmatch.fnmatchcase(message.command, f"trainstone {command}")
+    assert message.config is None
+    assert all(part.startswith("#") for part in write_file(message).splitlines())
 
 
 def test_several_runs_on_several_devices_are_a_loop():
-    told = tell("mlperf-resnet50", [*mlperf_words("dgxa100-8x8"), "NEXP=5", "LOGDIR=my log", "SEED=3"])
+    message = tell("mlperf-resnet50", [*mlperf_words("dgxa100-8x8"), "NEXP=5", "LOGDIR=my log", "SEED=3"])
     launch = "trainstone launch slurm --nodes 8 --ranks-per-node 8 -- train FILE.toml --out 'my log'"
-    assert has(told, f"for seed in $(seq 3 7); do {launch} --seed $seed; done")
-    assert "--runs" not in told.command + told.file_command
+    assert has(message, f"for seed in $(seq 3 7); do {launch} --seed $seed; done")
+    assert "--runs" not in message.command + message.file_command
 
 
 def test_evaluation_has_a_command_for_weights_of_other_tools():
@@ -368,9 +368,9 @@ def test_evaluation_has_a_command_for_weights_of_other_tools():
         ("--mode=predict --to_predict a.jpg", " --predict a.jpg", " --predict a.jpg"),
         ("--mode=inference_benchmark", " --data /d --bench", " --data /d --bench"),
     ):
-        told = tell("wmlce", f"{line} --data_dir /d --precision fp16")
-        assert told.command == f"trainstone eval CHECKPOINT{command}"
-        assert told.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
+        message = tell("wmlce", f"{line} --data_dir /d --precision fp16")
+        assert message.command == f"trainstone eval CHECKPOINT{command}"
+        assert message.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
 
 
 # Notes and mistakes
@@ -575,10 +575,10 @@ def run_command(command: str) -> Config:
 
 @pytest.mark.parametrize(("original", "words"), LINES)
 def test_file_and_command_are_the_configuration(original: str, words: list[str]):
-    told = tell(original, words)
-    Path("mine.toml").write_text(write_file(told))
-    assert load_config("./mine.toml") == told.config
-    assert run_command(told.command) == told.config
+    message = tell(original, words)
+    Path("mine.toml").write_text(write_file(message))
+    assert load_config("./mine.toml") == message.config
+    assert run_command(message.command) == message.config
 
 
 @settings(max_examples=60)
@@ -594,9 +594,9 @@ def test_file_and_command_are_the_configuration(original: str, words: list[str])
     )
 )
 def test_any_line_gives_a_command_that_is_its_configuration(parts: list[tuple[str, ...]]):
-    told = translate("wmlce", ["main.py", *(word for part in parts for word in part)])
-    assert run_command(told.command) == told.config
-    assert tomllib.loads(write_file(told))["name"] == "resnet50-wmlce"
+    message = translate("wmlce", ["main.py", *(word for part in parts for word in part)])
+    assert run_command(message.command) == message.config
+    assert tomllib.loads(write_file(message))["name"] == "resnet50-wmlce"
 
 
 def test_file_brings_the_defects_back_on_demand():

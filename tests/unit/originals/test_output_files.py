@@ -19,7 +19,7 @@ from trainstone.formats.iterdur import RankPlace, read_iterdur
 from trainstone.formats.timehistory import read_timehistory
 from trainstone.originals.mlperf.result_line import ResultLine
 from trainstone.originals.mlperf_ssd.training_lines import SsdLog
-from trainstone.originals.output_file import RunFacts, Seat, list_events
+from trainstone.originals.output_file import RankPlacement, RunFacts, list_events
 from trainstone.originals.registry import list_writers
 from trainstone.results.schema.run import Status
 from trainstone.results.steps import StepRecord, StepWriter
@@ -161,7 +161,7 @@ def read_log(folder: Path) -> list[str]:
 
 
 def test_lines_are_the_published_ones_and_in_the_log_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    facts = make_facts(tmp_path, "mlperf_ssd", global_batch=512, train_pictures=SSD_STEPS * 512)
+    facts = make_facts(tmp_path, "mlperf_ssd", global_batch=512, train_images=SSD_STEPS * 512)
     with caplog.at_level(logging.INFO), SsdLog(facts) as file:
         for step in range(300):
             file.step(take_step(step))
@@ -170,7 +170,7 @@ def test_lines_are_the_published_ones_and_in_the_log_once(tmp_path: Path, caplog
 
 
 def test_epochs_of_no_whole_number_of_steps(tmp_path: Path):
-    facts = make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1", global_batch=300, train_pictures=1000)
+    facts = make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1", global_batch=300, train_images=1000)
     play(facts, 7, status=None)
     assert [line.partition("]")[2].split("]")[0] for line in read_log(tmp_path)] == [
         *("[Iteration 1", "[Iteration 2", "[Iteration 3", "[Iteration 4", "[Epoch 1"),
@@ -252,8 +252,13 @@ def test_a_sweep_s_run_without_steps_or_with_damaged_ones_gives_no_file(tmp_path
     assert not (tmp_path / "x.log").exists()
 
 
-HERE = tuple(Seat("c301-007", device) for device in range(4))
-TWO_HOSTS = (Seat("c301-007", 0), Seat("c301-007", 1), Seat("c302-011", 0), Seat("c302-011", 1))
+HERE = tuple(RankPlacement("c301-007", device) for device in range(4))
+TWO_HOSTS = (
+    RankPlacement("c301-007", 0),
+    RankPlacement("c301-007", 1),
+    RankPlacement("c302-011", 0),
+    RankPlacement("c302-011", 1),
+)
 NAME = "original/resnet_iterdur_1605627653_c301-007.txt"
 OTHER = "original/resnet_iterdur_1605627653_c302-011.txt"
 HEADER = "step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr\n"
@@ -298,8 +303,8 @@ def test_a_run_that_did_not_end_has_no_time(tmp_path: Path, status, last: int):
     assert not table.exists() or [row["train_time"] for row in read_table(tmp_path)] == [""]
 
 
-def make_ranks(folder: Path, seats: tuple[Seat, ...] = HERE, **changes: Any) -> RunFacts:
-    return make_facts(folder, "sc22", device=0, seats=seats, **changes)
+def make_ranks(folder: Path, placements: tuple[RankPlacement, ...] = HERE, **changes: Any) -> RunFacts:
+    return make_facts(folder, "sc22", device=0, placements=placements, **changes)
 
 
 def phases(rank: int, step: int) -> dict[str, float]:
@@ -392,7 +397,12 @@ def test_a_run_resumed_on_other_hosts_has_no_file_of_old_places(tmp_path: Path, 
     write_others(tmp_path, 6)
     play(make_ranks(tmp_path, TWO_HOSTS), 4, status="interrupted")
     monkeypatch.setattr("socket.gethostname", lambda: "c302-011")
-    swapped = (Seat("c302-011", 0), Seat("c302-011", 1), Seat("c303-001", 0), Seat("c303-001", 1))
+    swapped = (
+        RankPlacement("c302-011", 0),
+        RankPlacement("c302-011", 1),
+        RankPlacement("c303-001", 0),
+        RankPlacement("c303-001", 1),
+    )
     play(resume(make_ranks(tmp_path, swapped), 4), 6)
     files = sorted(path.name for path in (tmp_path / "original").glob("*.txt"))
     assert files == [f"resnet_iterdur_1605627653_{host}.txt" for host in ("c302-011", "c303-001")]

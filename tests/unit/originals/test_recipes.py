@@ -13,11 +13,11 @@ from support.builders.damage import real_data
 from trainstone.config.load import list_shipped, load_config, load_system
 from trainstone.config.schema import Config
 from trainstone.data.splits import open_split
-from trainstone.engine.event_schedule import Cadence
+from trainstone.engine.event_schedule import EventSchedule
 from trainstone.engine.optim import decay_term, group_parameters, split_parameters
 from trainstone.engine.task import build_task, plan_rate
-from trainstone.engine.training_data import IMAGENET_PICTURES, order_pictures
-from trainstone.machine.ranks import ALONE, Rank
+from trainstone.engine.training_data import IMAGENET_IMAGES, order_images
+from trainstone.machine.ranks import SINGLE_RANK, Rank
 from trainstone.originals.mlperf.training_log import measure_sizes
 from trainstone.workloads.registry import WORKLOADS
 
@@ -45,10 +45,10 @@ def load(recipe: str, system: str | None = None, *settings: str) -> tuple[Config
     return config, Rank(0, config.nodes * config.devices_per_node)
 
 
-def count_steps(config: Config, rank: Rank, pictures: int = IMAGENET_PICTURES) -> float:
+def count_steps(config: Config, rank: Rank, images: int = IMAGENET_IMAGES) -> float:
     """Return the steps of an epoch."""
-    order = order_pictures(config, pictures, rank)
-    return order.epoch_pictures / (order.global_batch * config.train.accumulate)
+    order = order_images(config, images, rank)
+    return order.epoch_images / (order.global_batch * config.train.accumulate)
 
 
 def ends(steps: int, epochs: int) -> list[int]:
@@ -56,28 +56,32 @@ def ends(steps: int, epochs: int) -> list[int]:
     return [*range(steps), *range(steps * (epochs - 1), steps * epochs)]
 
 
-def evaluated(config: Config, rank: Rank, pictures: int = IMAGENET_PICTURES) -> list[float]:
+def evaluated(config: Config, rank: Rank, images: int = IMAGENET_IMAGES) -> list[float]:
     """Return the epochs after which the run evaluates."""
-    order = order_pictures(config, pictures, rank)
-    cadence = Cadence(order.epoch_pictures, order.global_batch, config.eval, config.stop, config.checkpoint)
-    steps = order.epoch_pictures // order.global_batch
-    return [done / steps for done in range(steps, cadence.last_step + 1, steps) if cadence.evaluates_after(done)]
+    order = order_images(config, images, rank)
+    event_schedule = EventSchedule(order.epoch_images, order.global_batch, config.eval, config.stop, config.checkpoint)
+    steps = order.epoch_images // order.global_batch
+    return [
+        done / steps
+        for done in range(steps, event_schedule.last_step + 1, steps)
+        if event_schedule.evaluates_after(done)
+    ]
 
 
 @pytest.mark.parametrize("system", MLPERF)
 def test_mlperf(system: str):
-    batch, ranks, peak, warm_up, decay, momentum, epochs, judged, steps = MLPERF[system]
+    batch, ranks, peak, warm_up, decay, momentum, epochs, assessed, steps = MLPERF[system]
     config, rank = load("resnet50-mlperf", system)
     assert (config.train.batch_size, rank.world) == (batch, ranks)
     assert (config.optimizer.weight_decay, config.optimizer.momentum) == (decay, momentum)
-    assert count_steps(config, rank) == steps == math.ceil(IMAGENET_PICTURES // ranks / batch)
-    rate = plan_rate(config, IMAGENET_PICTURES, rank)
+    assert count_steps(config, rank) == steps == math.ceil(IMAGENET_IMAGES // ranks / batch)
+    rate = plan_rate(config, IMAGENET_IMAGES, rank)
     warm, total = steps * warm_up, steps * epochs
     for step in ends(steps, epochs):
         it = step + 1  # MXNet counts updates from 1
         expected = peak * it / warm if it <= warm else 1e-4 + (peak - 1e-4) * (1 - (it - warm) / (total - warm)) ** 2
         assert rate(step) == pytest.approx(expected, rel=1e-9)
-    assert evaluated(config, rank) == judged  # not after the last epoch: a run that missed it at 35 has missed it
+    assert evaluated(config, rank) == assessed  # not after the last epoch: a run that missed it at 35 has missed it
     assert config.eval.target == 0.759
     assert config.optimizer.name == "lars"
     if system == "dgxa100-527x8":  # normalises over two ranks, and says that its optimiser was another
@@ -89,23 +93,23 @@ def test_backend_ai_takes_the_rate_of_3264_images_for_8_only_with_its_defects():
     right, rank = load("resnet50-mlperf", "backendai-1x2")
     assert rank.world * right.train.batch_size == 8
     warm = round(2 * count_steps(right, rank))
-    assert plan_rate(right, IMAGENET_PICTURES, rank)(warm - 1) == pytest.approx(10.5 * math.sqrt(8 / 3264))
+    assert plan_rate(right, IMAGENET_IMAGES, rank)(warm - 1) == pytest.approx(10.5 * math.sqrt(8 / 3264))
     assert "original_defects" in right.notes[0]
     wrong, _ = load("resnet50-mlperf", "backendai-1x2", "original_defects=true")
-    assert plan_rate(wrong, IMAGENET_PICTURES, rank)(warm - 1) == pytest.approx(10.5)
+    assert plan_rate(wrong, IMAGENET_IMAGES, rank)(warm - 1) == pytest.approx(10.5)
     assert wrong.notes == ()
 
 
-def test_mlperf_counted_imagenets_pictures_whatever_the_data():
-    rank, pictures = Rank(0, 2), 100_000
+def test_mlperf_counted_imagenets_images_whatever_the_data():
+    rank, images = Rank(0, 2), 100_000
     right, wrong = (
         load_config("resnet50-mlperf", settings=[f"original_defects={value}", "train.batch_size=204"])
         for value in ("false", "true")
     )
-    assert plan_rate(right, pictures, rank)(2 * 246 - 1) == pytest.approx(10.5 * math.sqrt(408 / 3264))  # warm
+    assert plan_rate(right, images, rank)(2 * 246 - 1) == pytest.approx(10.5 * math.sqrt(408 / 3264))  # warm
     slow = 10.5 * math.sqrt(408 / 3264) * 246 / 3141
-    assert plan_rate(wrong, pictures, rank)(2 * 246 - 1) == pytest.approx(slow, rel=1e-9)
-    assert count_steps(wrong, rank, pictures) == 246  # the epochs themselves are as long as the data
+    assert plan_rate(wrong, images, rank)(2 * 246 - 1) == pytest.approx(slow, rel=1e-9)
+    assert count_steps(wrong, rank, images) == 246  # the epochs themselves are as long as the data
 
 
 @pytest.mark.parametrize(("system", "batch", "ranks"), [(None, 32, 1), ("tbd-4gpu", 96, 4)])
@@ -113,9 +117,9 @@ def test_tbd(system: str | None, batch: int, ranks: int):
     config, rank = load("resnet50-tbd", system)
     assert (config.train.batch_size, rank.world) == (batch, ranks)
     images = batch * ranks
-    steps, peak = IMAGENET_PICTURES // images, 0.1 * images / 256
+    steps, peak = IMAGENET_IMAGES // images, 0.1 * images / 256
     assert count_steps(config, rank) == steps
-    rate = plan_rate(config, IMAGENET_PICTURES, rank)
+    rate = plan_rate(config, IMAGENET_IMAGES, rank)
     borders = [30 * steps, 60 * steps, 80 * steps]
     around = [border + by for border in borders for by in (-1, 0, 1)]
     for step in (*ends(steps, 90), *around):
@@ -148,9 +152,9 @@ def test_wmlce(system: str, defects: bool):
     config, rank = load("resnet50-wmlce", system, f"original_defects={str(defects).lower()}")
     nodes, devices = map(int, system.removeprefix("bede-").split("x"))
     assert (config.train.batch_size, rank.world) == (256, nodes * devices)
-    steps, peak = IMAGENET_PICTURES // (256 * rank.world), 0.256 * rank.world
+    steps, peak = IMAGENET_IMAGES // (256 * rank.world), 0.256 * rank.world
     assert count_steps(config, rank) == steps
-    rate, warm, total = plan_rate(config, IMAGENET_PICTURES, rank), 8 * steps, 50 * steps
+    rate, warm, total = plan_rate(config, IMAGENET_IMAGES, rank), 8 * steps, 50 * steps
     for step in (*ends(steps, 50), warm - 1, warm, warm + 1):
         begin = 0 if defects else warm
         cosine = 0.5 * peak * (1 + math.cos(math.pi * (step - begin) / (total - begin)))
@@ -304,7 +308,7 @@ def test_the_first_loss_of_wmlce_is_near_the_published_one():
     config, workload = load_config("resnet50-wmlce", settings=settings), WORKLOADS["classify"]
     opened = open_split(real_data("classification/tiny-imagenet-20"), "train")
     loss = workload.build_loss(config, CPU)
-    with closing(workload.open_training(config, opened, CPU, ALONE, 0)) as loader, torch.no_grad():
+    with closing(workload.open_training(config, opened, CPU, SINGLE_RANK, 0)) as loader, torch.no_grad():
         first = loss(build("resnet50-wmlce"), next(iter(loader))).item()
     # 9.0212 on Bede: far from ln 1001 = 6.9, because the last layer begins so wide. Seeds here: 8.5 to 9.7.
     assert 8.0 < first < 10.0
@@ -330,8 +334,8 @@ def test_every_system_of_a_recipe_is_shipped_and_no_other(recipe: str, systems: 
 
 def original_rate(it: int, system: str) -> float:
     """The original's formulas; updates and epochs are counted from 1."""
-    *_, asked, warm_up_epochs, _, images, _, _, steps = SSD_TABLE[system]
-    peak = 2.5e-3 * max(1, round(asked / 2.5e-3 * images / 32))
+    *_, requested, warm_up_epochs, _, images, _, _, steps = SSD_TABLE[system]
+    peak = 2.5e-3 * max(1, round(requested / 2.5e-3 * images / 32))
     rate = peak * 0.1 ** bisect([44, 55], (it - 1) // steps)
     warm_up = int(warm_up_epochs * COCO[0] / images)
     return rate - (warm_up - it) * rate / (warm_up * 2**0) if it < warm_up else rate
@@ -339,24 +343,24 @@ def original_rate(it: int, system: str) -> float:
 
 @pytest.mark.parametrize("system", SSD_TABLE)
 def test_ssd(system: str):
-    nodes, each, batch, asked, warm_up, decay, images, peak, warm_up_steps, steps = SSD_TABLE[system]
+    nodes, each, batch, requested, warm_up, decay, images, peak, warm_up_steps, steps = SSD_TABLE[system]
     config, rank = load(SSD, system)
     assert (config.nodes, config.devices_per_node, config.train.batch_size) == (nodes, each, batch)
-    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (asked, decay)
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (requested, decay)
     assert config.schedule.warm_up_epochs == warm_up
     sizes = measure_sizes(config, *COCO, rank)
     assert (sizes.global_batch, sizes.warm_up_steps) == (images, warm_up_steps)
     assert sizes.peak_rate == pytest.approx(peak, rel=1e-12)
-    order = order_pictures(config, COCO[0], rank)
-    assert order.epoch_pictures == steps * images
+    order = order_images(config, COCO[0], rank)
+    assert order.epoch_images == steps * images
     rate = plan_rate(config, COCO[0], rank)
     around = [border + by for border in (warm_up_steps, 44 * steps, 55 * steps, 80 * steps) for by in (-2, -1, 0, 1)]
     for step in (*range(steps), *(step for step in around if step < 80 * steps)):
         assert rate(step) == pytest.approx(original_rate(step + 1, system), rel=1e-9), step
     assert rate(44 * steps - 1) == pytest.approx(peak)
     assert rate(44 * steps) == pytest.approx(peak / 10)  # the first of epoch 45
-    cadence = Cadence(order.epoch_pictures, order.global_batch, config.eval, config.stop, config.checkpoint)
-    evaluated = [done for done in range(1, cadence.last_step + 1) if cadence.evaluates_after(done)]
+    event_schedule = EventSchedule(order.epoch_images, order.global_batch, config.eval, config.stop, config.checkpoint)
+    evaluated = [done for done in range(1, event_schedule.last_step + 1) if event_schedule.evaluates_after(done)]
     assert evaluated == [epoch * steps for epoch in (40, 50, 55, 60, 65, 70, 75, 80)]
 
 

@@ -52,7 +52,7 @@ def describe(page: Page) -> Iterator[str]:
             elif block.kind == "prose":
                 yield f"[prose] {block.text}"
             elif block.kind == "gallery":
-                yield f"[gallery] {'; '.join(picture.alt or picture.title for picture in block.rows)}"
+                yield f"[gallery] {'; '.join(image.alt or image.title for image in block.rows)}"
             elif block.kind == "findings":
                 yield f"[findings] {', '.join(found.code for found in block.rows)}"
             elif block.kind in ("table", "facts"):
@@ -64,12 +64,12 @@ def describe(page: Page) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_page_says_what_is_recorded(kind: str, tmp_path: Path):
-    told = "\n".join(describe(make_page(kind, tmp_path))).replace(str(tmp_path), "FOLDER") + "\n"
+    message = "\n".join(describe(make_page(kind, tmp_path))).replace(str(tmp_path), "FOLDER") + "\n"
     file = RECORDED / f"{kind}.txt"
     if os.environ.get("GOLDEN_RECORD"):
         file.parent.mkdir(exist_ok=True)
-        file.write_text(told)
-    assert told == file.read_text()
+        file.write_text(message)
+    assert message == file.read_text()
 
 
 class Tags(HTMLParser):
@@ -135,7 +135,7 @@ def test_charts_are_told_in_words_and_become_files(kind: str, tmp_path: Path):
             assert not re.search(r"var\(--|NaN|undefined", text)
 
 
-# Texts of charts that reach out of their picture
+# Texts of charts that reach out of their image
 CUT = """[...document.querySelectorAll('.chart')].flatMap(place =>
 [...place.querySelectorAll('svg text')].filter(text => {
   const box = text.getBoundingClientRect(), around = place.querySelector('svg').getBoundingClientRect();

@@ -29,7 +29,7 @@ from trainstone.report.sections import profile, quality
 from trainstone.report.sections.training import build_convergence
 from trainstone.report.view import RunView, read_view
 from trainstone.results.schema.dataset import ClassSummary
-from trainstone.results.schema.quality import QualityPicture, QualityTable
+from trainstone.results.schema.quality import QualitySample, QualityTable
 from trainstone.results.tables import Table
 from trainstone.stats.downsample import choose_evenly
 from unit.report.test_page import THEMES, contrast, page_of
@@ -140,16 +140,16 @@ def test_accuracy_has_its_target_and_the_moment_it_was_reached(tmp_path: Path):
     spec = drawn["accuracy"].spec
     assert {row["y"] for row in rows_of(spec, "target 90 %")} == {90}
     assert [row["y"] for row in rows_of(spec, "top-1")][:2] == [21.2, 40.5]
-    assert rows_of(spec, "reached", "told") == [{"x": 8, "y": 92.4, "told": "reached after 8 epochs"}]
-    (row,) = rows_of(drawn["accuracy-time"].spec, "reached", "told")
-    assert (row["told"], row["x"]) == ("reached after 2 min 27 s", pytest.approx(146.8 / 60, rel=1e-3))
+    assert rows_of(spec, "reached", "shown") == [{"x": 8, "y": 92.4, "shown": "reached after 8 epochs"}]
+    (row,) = rows_of(drawn["accuracy-time"].spec, "reached", "shown")
+    assert (row["shown"], row["x"]) == ("reached after 2 min 27 s", pytest.approx(146.8 / 60, rel=1e-3))
     spec = drawn["loss"].spec
     raw, smooth = rows_of(spec, "each step"), rows_of(spec, "smoothed")
     assert (len(raw), len(smooth), raw[-1]["x"]) == (400, 400, 8)
     assert [row["x"] for row in rows_of(spec, "validation")] == list(range(1, 9))
     missed = figures(make_page(tmp_path / "missed", quality=made.MISSED, status="target_missed"))
     assert "time-to-target" not in missed
-    assert not rows_of(missed["accuracy"].spec, "reached", "told")
+    assert not rows_of(missed["accuracy"].spec, "reached", "shown")
 
 
 def test_of_many_evaluations_some_are_shown_with_the_best(tmp_path: Path):
@@ -229,7 +229,7 @@ def test_one_run_has_the_section_too(tmp_path):
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("mlperf.log", "1281167", "2000"),  # other pictures
+        ("mlperf.log", "1281167", "2000"),  # other images
         ("mlperf.log", '"global_batch_size", "value": 3264', '"global_batch_size", "value": 99999'),
         ("mlperf.log", ':::MLLOG {"', ":::MLLOG {"),  # damaged
         ("result.json", '"kind": "train"', '"kind": "bench"'),
@@ -242,7 +242,7 @@ def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, file, o
     (path / file).write_text(text.replace(old, new))
     view = read_view(path)
     assert build_convergence(view) is None
-    assert bool(view.doubts) == (new == ":::MLLOG {")
+    assert bool(view.warnings) == (new == ":::MLLOG {")
 
 
 def test_logs_outside_of_the_run_are_not_read(tmp_path):
@@ -369,8 +369,8 @@ def test_lines_are_drawn_by_their_names_with_axes_of_shares(tmp_path: Path):
 def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
     (figure,) = quality_of(tmp_path, table_of("bars"))
     assert figure.spec["layer"][0]["data"]["values"] == [
-        {"what": "ant", "x": 0.25, "told": "0.250", "more": "AP 0.250, boxes 7"},
-        {"what": "bee", "x": 0.5, "told": "0.500", "more": "AP 0.500, boxes 1,204"},
+        {"what": "ant", "x": 0.25, "shown": "0.250", "more": "AP 0.250, boxes 7"},
+        {"what": "bee", "x": 0.5, "shown": "0.500", "more": "AP 0.500, boxes 1,204"},
     ]
     assert figure.spec["height"] == 2 * 18
     (table,) = quality_of(tmp_path / "table", table_of("table", note="Read it."))
@@ -394,28 +394,28 @@ def test_tables_that_do_not_fit_their_drawing_are_shown_as_far_as_they_do(tmp_pa
     assert not [block for block in shown if isinstance(block, Figure)]
 
 
-def picture_of(*boxes: Any, **changes: Any) -> QualityPicture:
-    given = {"file": "pictures/000000000000.jpg", "title": "one", "width": 640, "height": 427, "boxes": list(boxes)}
-    return QualityPicture(**(given | changes))
+def image_of(*boxes: Any, **changes: Any) -> QualitySample:
+    given = {"file": "samples/000000000000.jpg", "title": "one", "width": 640, "height": 427, "boxes": list(boxes)}
+    return QualitySample(**(given | changes))
 
 
-def gallery_of(folder: Path, *pictures: QualityPicture) -> tuple[Gallery | None, list[str]]:
-    """What the section shows of pictures in a run that has the four of made_pages."""
-    section = quality.build(read_view(made.write_found(folder, made.make_found(tables=[], pictures=list(pictures)))))
+def gallery_of(folder: Path, *images: QualitySample) -> tuple[Gallery | None, list[str]]:
+    """What the section shows of images in a run that has the four of made_pages."""
+    section = quality.build(read_view(made.write_found(folder, made.make_found(tables=[], samples=list(images)))))
     shown = section.blocks if section else []
     notes = [block.text for block in shown if isinstance(block, Prose)]
     return next((block for block in shown if isinstance(block, Gallery)), None), notes
 
 
-def test_pictures_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
-    picture = picture_of(
+def test_images_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
+    image = image_of(
         made.box_of("dog", (0.5, 0.25, 0.75, 0.5), right_one=True),
         made.box_of("cat", (0.1, 0.1, 0.2, 0.2), right_one=False),
         made.box_of("dog", (0.5, 0.25, 0.75, 0.5), score=0.91, right_one=True),
         made.box_of("cow", (-0.2, 0.9, 0.3, 1.4), score=0.4, right_one=False),
         made.box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, right_one=True),
     )
-    gallery, notes = gallery_of(tmp_path, picture)
+    gallery, notes = gallery_of(tmp_path, image)
     assert (gallery.min_score, notes) == (0.3, [])
     (shown,) = gallery.rows
     assert base64.b64decode(shown.jpeg_base64).startswith(b"\xff\xd8")
@@ -434,29 +434,29 @@ def test_pictures_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
         assert shown.letter_height <= box.tag_base < 427 or not box.tag
 
 
-def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
+def test_images_that_cannot_be_shown_are_named(tmp_path: Path):
     (tmp_path / "secret.jpg").write_bytes(b"\xff\xd8\xff secret")
     folder = tmp_path / "run"
-    (folder / "pictures").mkdir(parents=True)
+    (folder / "samples").mkdir(parents=True)
     (folder / "good.jpg").write_bytes(base64.b64decode(made.JPEG))
-    (folder / "text.jpg").write_text("no picture")
+    (folder / "text.jpg").write_text("no image")
     (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MOST_BYTES))
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     os.mkfifo(folder / "pipe.jpg")
     view = RunView(folder, make_training(), folder)
     faults = dict.fromkeys(("text.jpg", "huge.jpg"), "not a JPEG of at most 2 MB")
-    outside = ("gone.jpg", "link.jpg", "pipe.jpg", "../secret.jpg", "pictures", str(tmp_path / "secret.jpg"), "a\0b")
+    outside = ("gone.jpg", "link.jpg", "pipe.jpg", "../secret.jpg", "samples", str(tmp_path / "secret.jpg"), "a\0b")
     for file, fault in (faults | dict.fromkeys(outside, "not in the run folder")).items():
-        gallery, notes = quality.read_gallery(view, [picture_of(file=file), picture_of(file="good.jpg")])
-        assert (len(gallery.rows), notes) == (1, [f"1 picture left out: {file} ({fault})."])
-    flat, endless = picture_of(file="good.jpg", width=0), picture_of(file="x" * 5000)
+        gallery, notes = quality.read_gallery(view, [image_of(file=file), image_of(file="good.jpg")])
+        assert (len(gallery.rows), notes) == (1, [f"1 image left out: {file} ({fault})."])
+    flat, endless = image_of(file="good.jpg", width=0), image_of(file="x" * 5000)
     gallery, notes = quality.read_gallery(view, [flat, endless])
     assert gallery is None
-    assert notes[0].startswith("2 pictures left out: good.jpg (it has no size), xxx")
-    many = [picture_of(file="good.jpg")] * (quality.MOST_PICTURES + 2)
+    assert notes[0].startswith("2 images left out: good.jpg (it has no size), xxx")
+    many = [image_of(file="good.jpg")] * (quality.MOST_IMAGES + 2)
     gallery, notes = quality.read_gallery(view, many)
-    assert len(gallery.rows) == quality.MOST_PICTURES
-    assert notes == [f"The first {quality.MOST_PICTURES} of {quality.MOST_PICTURES + 2} pictures are shown."]
+    assert len(gallery.rows) == quality.MOST_IMAGES
+    assert notes == [f"The first {quality.MOST_IMAGES} of {quality.MOST_IMAGES + 2} images are shown."]
 
 
 SHOWN = (
@@ -473,17 +473,17 @@ def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, t
     path = made.write_found(tmp_path)
     html = render(page_of(path), "")
     assert html.count(' low" data-score=') == sum(  # hidden without scripts, too
-        (box.score or 1) < 0.3 for picture in made.make_pictures() for box in picture.boxes
+        (box.score or 1) < 0.3 for image in made.make_images() for box in image.boxes
     )
     write_report(path)
     page = browser.open(path / "report.html", width=1000)
-    scores = sorted(box.score for picture in made.make_pictures() for box in picture.boxes if box.score is not None)
+    scores = sorted(box.score for image in made.make_images() for box in image.boxes if box.score is not None)
     for least in (0.3, 0.9, 0.0):
         if least != 0.3:  # where the page begins
             page.evaluate(MOVE.format(least))
         shown = sorted(page.evaluate(f"{SHOWN}.map(box => Number(box.dataset.score))"))
         assert shown == pytest.approx([score for score in scores if score >= least])
-    right = sum(box.right_one is True for box in made.make_pictures()[3].boxes if box.score is not None)
+    right = sum(box.right_one is True for box in made.make_images()[3].boxes if box.score is not None)
     assert page.evaluate("document.querySelectorAll('.judged .count')[3].textContent") == str(right)
     img, svg = (
         page.evaluate(f"document.querySelector('.large {tag}').getBoundingClientRect().width") for tag in ("img", "svg")
@@ -505,14 +505,14 @@ def test_few_classes_are_all_drawn_and_of_many_the_extremes():
     assert name_classes(classes) == ["crane #0", "crane #1", "n3"]
 
 
-def test_data_set_counted_in_part_says_so_and_pictures_of_one_size_need_no_chart():
+def test_data_set_counted_in_part_says_so_and_images_of_one_size_need_no_chart():
     summary = made.make_summary(detect=True)
     split = summary.splits[0]
     alike = split.looked_at.model_copy(update={"sizes": split.looked_at.sizes[:1]})
     part = split.model_copy(update={"counted": 4, "looked_at": alike})
     page = build_dataset_page(summary.model_copy(update={"splits": [part]}))
-    assert "Not all pictures were counted: 4 of 6 in train." in find(page, "labels").lead
-    assert ("boxes in 4 pictures", "6") in page.sections[0].blocks[0].rows
+    assert "Not all images were counted: 4 of 6 in train." in find(page, "labels").lead
+    assert ("boxes in 4 images", "6") in page.sections[0].blocks[0].rows
     assert not [name for name in figures(page) if name.startswith("sizes")]
     (outline,) = page.sections[1].blocks[0].rows[0].outlines
     assert (outline.left, outline.top, outline.width, outline.height) == (10, 0, 20, 20)

@@ -1,4 +1,4 @@
-"""COCO's twelve numbers: the same as pycocotools', by either library; boxes matched for pictures."""
+"""COCO's twelve numbers: the same as pycocotools', by either library; boxes matched for images."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from support.builders.boxes import ask_pycocotools, draw_boxes
+from support.builders.boxes import draw_boxes, run_pycocotools
 from support.builders.damage import real_data
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
@@ -17,18 +17,18 @@ from trainstone.results.schema.quality import QualityTable
 BOTH = sorted(coco_metrics.EVALUATORS)
 
 
-def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd: bool = False) -> Truth:
+def truth_of(*boxes: tuple[float, ...], image: int = 0, label: int = 0, crowd: bool = False) -> Truth:
     edges = np.array(boxes, float).reshape(-1, 4)
     area = (edges[:, 2:] - edges[:, :2]).prod(axis=1)
     same = np.ones(len(edges), np.int64)
-    return Truth(picture * same, label * same, edges, area, same * crowd > 0)
+    return Truth(image * same, label * same, edges, area, same * crowd > 0)
 
 
-def found_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0) -> Detections:
+def found_of(*boxes: tuple[float, ...], image: int = 0, label: int = 0) -> Detections:
     """Boxes of left, top, right, bottom, score."""
     rows = np.array(boxes, float).reshape(-1, 5)
     same = np.ones(len(rows), np.int64)
-    return Detections(picture * same, label * same, rows[:, :4], rows[:, 4])
+    return Detections(image * same, label * same, rows[:, :4], rows[:, 4])
 
 
 def join(*truths: Truth) -> Truth:
@@ -42,11 +42,11 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
     results = json.loads((folder / "instances_val2014_fakebbox100_results.json").read_text())
     expected = json.loads((folder / "expected_fakebbox100.json").read_text())["stats"]
     numbers = number_categories(instances.categories)
-    # Equal scores of different pictures are settled by the pictures' order, in COCO that of their ids.
-    picture = {number: place for place, number in enumerate(sorted(image.id for image in instances.images))}
+    # Equal scores of different images are settled by the images' order, in COCO that of their ids.
+    places = {number: place for place, number in enumerate(sorted(image.id for image in instances.images))}
     boxes = np.array([item.bbox for item in instances.annotations])
     truth = Truth(
-        np.array([picture[item.image_id] for item in instances.annotations]),
+        np.array([places[item.image_id] for item in instances.annotations]),
         np.array([numbers[item.category_id] - 1 for item in instances.annotations]),
         np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
         np.array([item.area for item in instances.annotations]),
@@ -54,12 +54,12 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
     )
     boxes = np.array([item["bbox"] for item in results])
     found = Detections(
-        np.array([picture[item["image_id"]] for item in results]),
+        np.array([places[item["image_id"]] for item in results]),
         np.array([numbers[item["category_id"]] - 1 for item in results]),
         np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
         np.array([item["score"] for item in results]),
     )
-    scores = score_boxes(truth, found, pictures=np.arange(100), num_classes=80, evaluator=evaluator)
+    scores = score_boxes(truth, found, images=np.arange(100), num_classes=80, evaluator=evaluator)
     assert list(scores.metrics) == list(coco_metrics.METRICS)
     assert list(scores.metrics.values()) == pytest.approx(expected, abs=1e-6)
     assert scores.evaluator.startswith(evaluator)
@@ -70,12 +70,12 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, evaluator: str):
     random = np.random.default_rng(seed)
-    sizes = {"num_pictures": (3, 12, 3)[seed], "num_classes": (1, 2, 5)[seed]}
-    # Few pictures and classes: far more than 100 found boxes in one of them, and equal scores beyond the hundredth.
+    sizes = {"num_images": (3, 12, 3)[seed], "num_classes": (1, 2, 5)[seed]}
+    # Few images and classes: far more than 100 found boxes in one of them, and equal scores beyond the hundredth.
     truth, found = draw_boxes(random, **sizes, true=40, found=600)
-    theirs = ask_pycocotools(truth, found, **sizes, added_pixels=added_pixels)
+    theirs = run_pycocotools(truth, found, **sizes, added_pixels=added_pixels)
     scores = score_boxes(
-        truth, found, pictures=np.arange(sizes["num_pictures"]), num_classes=sizes["num_classes"],
+        truth, found, images=np.arange(sizes["num_images"]), num_classes=sizes["num_classes"],
         inclusive_edges=added_pixels == 1, evaluator=evaluator,
     )  # fmt: skip
     expected = {name: value for name, value in zip(coco_metrics.METRICS, theirs.stats, strict=True) if value > -1}
@@ -94,10 +94,10 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
 @pytest.mark.parametrize("evaluator", BOTH)
 def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.CaptureFixture[str]):
     truth = truth_of((0, 0, 50, 50))
-    nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
+    nothing = score_boxes(truth, found_of(), images=np.arange(2), num_classes=3, evaluator=evaluator)
     assert nothing.metrics == {name: 0.0 for name in coco_metrics.METRICS if name[-5:] not in ("small", "large")}
     assert nothing.sizes == {"small": 0, "medium": 1, "large": 0}
-    right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
+    right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), images=np.arange(2), num_classes=3, evaluator=evaluator)
     assert list(right.metrics.values()) == pytest.approx([1.0] * 8)
     assert set(right.metrics) == set(nothing.metrics)
     assert right.curves["map"] == pytest.approx(np.ones(101))
@@ -106,60 +106,60 @@ def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
-def test_pictures_are_judged_by_the_numbers_they_have(evaluator: str):
-    truth = join(truth_of((0, 0, 50, 50), picture=0), truth_of((0, 0, 50, 50), picture=4951))
-    found = found_of((0, 0, 50, 50, 0.9), picture=4951)
-    scores = score_boxes(truth, found, pictures=np.array([4951, 17, 0]), num_classes=1, evaluator=evaluator)
+def test_images_are_judged_by_the_numbers_they_have(evaluator: str):
+    truth = join(truth_of((0, 0, 50, 50), image=0), truth_of((0, 0, 50, 50), image=4951))
+    found = found_of((0, 0, 50, 50, 0.9), image=4951)
+    scores = score_boxes(truth, found, images=np.array([4951, 17, 0]), num_classes=1, evaluator=evaluator)
     assert scores.metrics["recall_100"] == pytest.approx(0.5)
-    assert (scores.num_pictures, scores.num_true, scores.num_found) == (3, 2, 1)
+    assert (scores.num_images, scores.num_true, scores.num_found) == (3, 2, 1)
 
 
 def test_without_a_box_to_find_there_is_one_clear_error():
     for truth in (truth_of(), truth_of((0, 0, 50, 50), crowd=True)):
-        with pytest.raises(DataError, match="no box to find in 7 validation pictures") as caught:
-            score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), pictures=np.arange(7), num_classes=2)
+        with pytest.raises(DataError, match="no box to find in 7 validation images") as caught:
+            score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), images=np.arange(7), num_classes=2)
         assert "trainstone data info" in (caught.value.hint or "")
 
 
 def test_boxes_that_are_no_numbers_are_left_out():
     found = found_of((0, 0, 50, 50, 0.4), (0, np.nan, 50, 50, 0.9), (0, 0, np.inf, 50, 0.9), (0, 0, 50, 50, np.nan))
-    found = Detections(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
-    scores = score_boxes(truth_of((0, 0, 50, 50)), found, pictures=np.arange(1), num_classes=1)
+    found = Detections(found.image, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
+    scores = score_boxes(truth_of((0, 0, 50, 50)), found, images=np.arange(1), num_classes=1)
     assert (scores.metrics["map"], scores.num_found) == (pytest.approx(1.0), 1)
 
 
 def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.MonkeyPatch):
-    truth, found = draw_boxes(np.random.default_rng(9), num_pictures=5, num_classes=3, true=20, found=100)
-    first = score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    truth, found = draw_boxes(np.random.default_rng(9), num_images=5, num_classes=3, true=20, found=100)
+    first = score_boxes(truth, found, images=np.arange(5), num_classes=3)
     assert first.evaluator.startswith("hotcoco")
     monkeypatch.setitem(sys.modules, "hotcoco", None)
-    second = score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    second = score_boxes(truth, found, images=np.arange(5), num_classes=3)
     assert second.evaluator.startswith("faster-coco-eval")
     assert second.metrics == pytest.approx(first.metrics, abs=1e-12)
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(MachineError, match="hotcoco and faster-coco-eval cannot be imported") as caught:
-        score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+        score_boxes(truth, found, images=np.arange(5), num_classes=3)
     assert caught.value.hint == "pip install hotcoco"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_matches_are_those_pycocotools_makes(seed: int):
-    sizes = {"num_pictures": 6, "num_classes": 3}
+    sizes = {"num_images": 6, "num_classes": 3}
     truth, found = draw_boxes(np.random.default_rng(seed), **sizes, true=30, found=90)
     # Equal scores and overlaps are settled by the order, which is not said: here there are none.
     random = np.random.default_rng(100 + seed)
-    found = Detections(found.picture, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
-    evaluation = ask_pycocotools(truth, found, **sizes)
+    found = Detections(found.image, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
+    evaluation = run_pycocotools(truth, found, **sizes)
     theirs = np.zeros(90, bool)
-    for told in evaluation.evalImgs:
-        if told is not None and told["aRng"] == [0, 1e10]:
-            theirs[np.array(told["dtIds"], int) - 1] = told["dtMatches"][0] > 0
+    for message in evaluation.evalImgs:
+        if message is not None and message["aRng"] == [0, 1e10]:
+            theirs[np.array(message["dtIds"], int) - 1] = message["dtMatches"][0] > 0
     assert coco_metrics.match_boxes(truth, found)[0].tolist() == theirs.tolist()
 
 
 def some_scores() -> coco_metrics.BoxScores:
-    truth, found = draw_boxes(np.random.default_rng(1), num_pictures=9, num_classes=4, true=120, found=400)
-    return score_boxes(truth, found, pictures=np.arange(9), num_classes=4)
+    truth, found = draw_boxes(np.random.default_rng(1), num_images=9, num_classes=4, true=120, found=400)
+    return score_boxes(truth, found, images=np.arange(9), num_classes=4)
 
 
 def find(tables: list[QualityTable], name: str) -> QualityTable:
@@ -207,7 +207,7 @@ def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
 
 def test_numbers_that_are_not_defined_are_left_empty():
     truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
-    tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
+    tables = list_tables(score_boxes(truth, found, images=np.arange(1), num_classes=2), ["a", "b"])
     assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
     assert "no true box of that size" in find(tables, "coco").note
     assert [row[1:] for row in find(tables, "ap-by-size").rows] == [[1, 1, 1], [None, None, 0], [None, None, 0]]

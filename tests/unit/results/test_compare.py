@@ -10,7 +10,7 @@ from support.builders.results import change_result, make_result, write_repeated,
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results import compare as module
-from trainstone.results.compare import Run, check_gate, find_differences, find_runs, group_runs, tell_unsteady
+from trainstone.results.compare import Run, check_gate, describe_unsteady, find_differences, find_runs, group_runs
 from trainstone.results.published import anchors_for, choose_anchors, load_anchors, matching_device
 from trainstone.results.schema.run import Comparison, ComparisonRow, Device, Point, Result, Side
 
@@ -30,7 +30,7 @@ def test_five_runs_a_side_ten_percent_apart(tmp_path):
     b = write_runs(tmp_path / "old", "slow", SLOW, device="Old")
     got = compare([str(a)], words(b))
     (row,) = got.rows
-    assert row.judgement == "faster"
+    assert row.outcome == "faster"
     assert (row.label, row.a.label, row.b.label) == ("resnet50 v2 · fp32 · batch 8", "New", "Old")
     assert row.ratio == pytest.approx(row.a.images_per_second / row.b.images_per_second)
     assert len(row.a.runs) == len(row.b.runs) == 5
@@ -43,7 +43,7 @@ def test_five_runs_a_side_ten_percent_apart(tmp_path):
 def test_the_same_is_not_told_apart(tmp_path):
     a, b = write_runs(tmp_path, "a", SLOW), write_runs(tmp_path, "b", [100.2, 100.9, 99.3, 100.4, 99.2])
     got = compare(words(a), words(b))
-    assert got.rows[0].judgement == "no difference shown"
+    assert got.rows[0].outcome == "no difference shown"
     assert got.rows[0].a.label == "a0 and 4 more"
     assert got.rows[0].differences == []
 
@@ -51,11 +51,11 @@ def test_the_same_is_not_told_apart(tmp_path):
 def test_single_runs_are_judged_within_each(tmp_path):
     a, b = write_runs(tmp_path, "x", [110.0, 100.0], half_width=0.01)
     (row,) = compare([str(a)], [str(b)]).rows
-    assert (row.judgement, row.ci_covers) == ("faster", "within each run")
+    assert (row.outcome, row.ci_covers) == ("faster", "within each run")
     c = write_run(tmp_path, make_result("c", 100.0, half_width=None))
     got = compare([str(a)], [str(c)])
-    assert (got.rows[0].judgement, got.rows[0].p_holm) == ("not judged", None)
-    assert got.verdict.endswith("(interval not established: B: 13 steady steps, 50 needed): not judged")
+    assert (got.rows[0].outcome, got.rows[0].p_holm) == ("not assessed", None)
+    assert got.verdict.endswith("(interval not established: B: 13 steady steps, 50 needed): not assessed")
 
 
 def test_unlike_runs_are_refused_with_every_difference(tmp_path):
@@ -64,13 +64,13 @@ def test_unlike_runs_are_refused_with_every_difference(tmp_path):
     b = write_run(tmp_path, other)
     with pytest.raises(ResultError) as caught:
         compare([str(a)], [str(b)])
-    for told in ("train.batch_size: 8 | 16", "train.precision: fp32 | bf16", "torch: 2.13.0 | 2.14.0"):
-        assert told in caught.value.message.splitlines()
+    for message in ("train.batch_size: 8 | 16", "train.precision: fp32 | bf16", "torch: 2.13.0 | 2.14.0"):
+        assert message in caught.value.message.splitlines()
     assert caught.value.hint.startswith("--force compares anyway; or give both the same batch")
     (row,) = compare([str(a)], [str(b)], force=True).rows
     assert row.label == "resnet50 v2 · fp32 | bf16 · batch 8 | batch 16"
     assert row.differences[:3] == ["train.batch_size: 8 | 16", "train.precision: fp32 | bf16", "torch: 2.13.0 | 2.14.0"]
-    assert (row.a.label, row.judgement) == ("train.batch_size 8", "no difference shown")
+    assert (row.a.label, row.outcome) == ("train.batch_size 8", "no difference shown")
 
 
 def write_grid(folder, name, rates, **features):
@@ -85,9 +85,9 @@ def test_many_rows_are_corrected_and_summed_up(tmp_path):
     a = write_grid(tmp_path / "a", "a", [110.0, 200.0, 190.0])
     b = write_grid(tmp_path / "b", "b", [100.0, 200.1, 200.0])
     got = compare(a, b)
-    judged = {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
-    expected = {f"resnet50 v2 · {precision} · batch 8": judgement for precision, judgement in judged.items()}
-    assert {row.label: row.judgement for row in got.rows} == expected
+    evaluated = {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
+    expected = {f"resnet50 v2 · {precision} · batch 8": outcome for precision, outcome in evaluated.items()}
+    assert {row.label: row.outcome for row in got.rows} == expected
     assert all(row.p_holm >= row.p_value for row in got.rows)
     assert got.geometric_mean == pytest.approx((1.1 * 200 / 200.1 * 0.95) ** (1 / 3), rel=1e-3)
     assert got.verdict == "3 rows: 1 faster, 1 slower, 1 no difference shown; geometric mean 1.015"
@@ -141,7 +141,7 @@ def test_one_published_figure(tmp_path):
     assert row.ratio == pytest.approx(2421 / 3410)
     assert row.ci95 == pytest.approx((2421 * 0.99 / 3410, 2421 * 1.01 / 3410))
     assert row.ci_covers == "the run's own; the published figure has none"
-    assert (row.judgement, row.p_value, row.b.runs, row.label) == ("not judged", None, [], "a100-80-mxnet-amp")
+    assert (row.outcome, row.p_value, row.b.runs, row.label) == ("not assessed", None, [], "a100-80-mxnet-amp")
     assert row.b.source.endswith("MxNet/Classification/RN50v1.5/README.md")
     assert {"precision: fp32 | AMP", "batch a device: 8 | 512"} <= set(row.differences)
     assert "71.0 % (70.3 … 71.7 %)" in got.verdict
@@ -193,11 +193,11 @@ def test_two_drifting_runs_are_not_judged_unless_forced(tmp_path):
     a, b = write_run(tmp_path, unsteady("a", 110.0)), write_run(tmp_path, unsteady("b"))
     got = compare([str(a)], [str(b)])
     (row,) = got.rows
-    assert (row.judgement, row.ci95, row.p_value) == ("not judged", None, None)
+    assert (row.outcome, row.ci95, row.p_value) == ("not assessed", None, None)
     assert row.ci_covers == "not established: 1 of 1 run of A and 1 of 1 run of B never became steady"
     assert row.differences == ["steady: no on both sides"]
     (forced,) = compare([str(a)], [str(b)], force=True).rows
-    assert (forced.judgement, forced.ci_covers) == ("faster", "within each run")
+    assert (forced.outcome, forced.ci_covers) == ("faster", "within each run")
     assert forced.differences == row.differences
 
 
@@ -209,42 +209,42 @@ def test_doubts_are_told_at_a_published_figure(tmp_path):
     (row,) = compare([run, steady], ["a10-lambda-amp"]).rows
     assert {"steady: no, yes | unknown", "status: interrupted, ok | unknown"} <= set(row.differences)
     (row,) = compare([steady], ["a10-lambda-amp"]).rows
-    assert not [told for told in row.differences if told.startswith(("steady", "status"))]
+    assert not [message for message in row.differences if message.startswith(("steady", "status"))]
 
 
-def make_comparison(ratio, ci95, judgement, *, published=False) -> Comparison:
+def make_comparison(ratio, ci95, outcome, *, published=False) -> Comparison:
     a = Side(label="a", runs=["a"], images_per_second=1.0)
     b = Side(label="b", runs=[] if published else ["b"], images_per_second=1.0)
-    row = ComparisonRow(label="what", a=a, b=b, ratio=ratio, ci95=ci95, ci_covers="between runs", judgement=judgement)
+    row = ComparisonRow(label="what", a=a, b=b, ratio=ratio, ci95=ci95, ci_covers="between runs", outcome=outcome)
     return Comparison(rows=[row], verdict="")
 
 
 @pytest.mark.parametrize(
-    ("ratio", "ci95", "judgement", "limit", "outcome"),
+    ("ratio", "ci95", "outcome", "limit", "gate"),
     [
         (0.90, (0.88, 0.92), "slower", 0.95, "failed"),
         (0.94, (0.90, 0.98), "slower", 0.95, "failed"),
         (0.96, (0.95, 0.97), "slower", 0.95, "passed"),
         (0.90, (0.79, 1.02), "no difference shown", 0.95, "doubtful"),
         (0.99, (0.985, 0.995), "no difference shown", 0.999, "doubtful"),  # below the noise floor
-        (0.90, None, "not judged", 0.95, "failed"),
-        (1.00, None, "not judged", 0.95, "passed"),
+        (0.90, None, "not assessed", 0.95, "failed"),
+        (1.00, None, "not assessed", 0.95, "passed"),
         (1.02, (1.01, 1.03), "faster", 1.05, "failed"),
         (1.02, (0.97, 1.07), "no difference shown", 1.05, "doubtful"),
         (1.06, (1.01, 1.11), "faster", 1.05, "passed"),
     ],
 )
-def test_the_gate(ratio, ci95, judgement, limit, outcome):
-    failed, doubtful = check_gate(make_comparison(ratio, ci95, judgement), limit)
-    assert (len(failed), len(doubtful)) == {"failed": (1, 0), "doubtful": (0, 1), "passed": (0, 0)}[outcome]
+def test_the_gate(ratio, ci95, outcome, limit, gate):
+    failed, doubtful = check_gate(make_comparison(ratio, ci95, outcome), limit)
+    assert (len(failed), len(doubtful)) == {"failed": (1, 0), "doubtful": (0, 1), "passed": (0, 0)}[gate]
 
 
 def test_the_gate_at_a_published_figure_and_with_what_is_lost():
-    failed, _ = check_gate(make_comparison(0.71, (0.6, 1.1), "not judged", published=True), 0.8)
+    failed, _ = check_gate(make_comparison(0.71, (0.6, 1.1), "not assessed", published=True), 0.8)
     assert failed == ["what: 71 % (60 … 110 %) is below 0.800"]
     lost = ["a/broken: no throughput, its status is failed", "x: only in B, 1 run"]
     passing = make_comparison(1.2, (1.1, 1.3), "faster")
-    assert check_gate(passing, 0.95, lost) == ([f"{told}; the gate cannot pass without it" for told in lost], [])
+    assert check_gate(passing, 0.95, lost) == ([f"{message}; the gate cannot pass without it" for message in lost], [])
 
 
 def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
@@ -258,7 +258,7 @@ def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
     assert len(comparison.rows) == 1
     broken = "broken: no throughput, its status is failed"
     assert lost == [f"{a}/a-{broken}", "resnet50 v2 · fp16 · batch 8: only in B, 1 run"]
-    assert [told for told in comparison.left_out if told not in lost] == [
+    assert [message for message in comparison.left_out if message not in lost] == [
         f"{a}/a-both0: given twice, counted once",
         f"{b}/b-{broken}",
         "resnet50 v2 · bf16 · batch 8: only in A, 1 run",
@@ -323,8 +323,8 @@ def test_what_cannot_be_read_is_left_out_of_a_folder_by_its_own_name(tmp_path):
     runs, left_out = find_runs([tmp_path])
     assert [run.folder for run in runs] == [good]
     assert [left.lost for left in left_out] == [True] * 2
-    assert str(odd) in left_out[0].told
-    assert str(torn) in left_out[1].told
+    assert str(odd) in left_out[0].message
+    assert str(torn) in left_out[1].message
 
 
 def test_of_repeated_runs_the_readable_ones_count(tmp_path):
@@ -332,7 +332,7 @@ def test_of_repeated_runs_the_readable_ones_count(tmp_path):
     shutil.rmtree(whole / "points/five-child1")
     runs, left_out = find_runs([whole])
     assert [run.throughput.images_per_second for run in runs] == [100.0, 102.0]
-    assert [(left.told.partition(":")[0], left.lost) for left in left_out] == [
+    assert [(left.message.partition(":")[0], left.lost) for left in left_out] == [
         (f"no result in {whole}/points/five-child1", True)
     ]
 
@@ -390,7 +390,7 @@ def test_groups_are_by_what_was_executed():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"settings": ("train.precision=bf16",)}, "train.precision: fp32 | bf16"),
         ({"settings": ("model.depth=18",)}, "model.depth: 50 | 18"),
@@ -401,8 +401,8 @@ def test_groups_are_by_what_was_executed():
         ({"source": "nvprof"}, "source: trainstone | nvprof"),
     ],
 )
-def test_what_makes_runs_unlike(changes, told):
-    assert unlike(make_result("a"), make_result("b", **changes)) == [told]
+def test_what_makes_runs_unlike(changes, message):
+    assert unlike(make_result("a"), make_result("b", **changes)) == [message]
 
 
 def test_cuda_and_driver_forbid_if_both_have_them():
@@ -433,10 +433,10 @@ def test_doubts_are_told_of_both_sides():
 
 def test_a_side_is_unsteady_if_half_of_its_runs_are():
     steady, drifting = make_result("s"), unsteady("d")
-    assert tell_unsteady(runs_of(steady), runs_of(steady)) is None
-    assert tell_unsteady(runs_of(drifting), runs_of(steady)) == "1 of 1 run of A never became steady"
-    assert tell_unsteady(runs_of(steady), runs_of(drifting, steady)) == "1 of 2 runs of B never became steady"
-    assert tell_unsteady(runs_of(steady), runs_of(drifting, steady, steady)) is None
+    assert describe_unsteady(runs_of(steady), runs_of(steady)) is None
+    assert describe_unsteady(runs_of(drifting), runs_of(steady)) == "1 of 1 run of A never became steady"
+    assert describe_unsteady(runs_of(steady), runs_of(drifting, steady)) == "1 of 2 runs of B never became steady"
+    assert describe_unsteady(runs_of(steady), runs_of(drifting, steady, steady)) is None
 
 
 def test_the_noisiest_run_sets_the_floor():

@@ -10,9 +10,9 @@ from support.builders.results import A100, HERE, make_feeding, make_point
 from support.processes.command import ROOT
 from trainstone.machine.noise import Noise
 from trainstone.results import findings, loader_speed
-from trainstone.results.compare_blocks import judge_exchange, tell_exchange
+from trainstone.results.compare_blocks import assess_gradient_sync, describe_gradient_sync
 from trainstone.results.schema import run as schema
-from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.step_summary import describe_preflight, find_limit, summarise_steps
 from trainstone.results.verdicts import write_data_verdict, write_verdict
 
@@ -68,7 +68,7 @@ def test_every_code_used_in_the_source_is_known():
 
 
 def make_loader(**changes: object) -> schema.LoaderResult:
-    values = {"images_per_second": 500.0, "synthetic_images_per_second": 400.0, "threads": 2, "pictures": 100}
+    values = {"images_per_second": 500.0, "synthetic_images_per_second": 400.0, "threads": 2, "images": 100}
     return schema.LoaderResult.model_validate({**values, "share_of_synthetic": 0.98, **changes})
 
 
@@ -89,9 +89,9 @@ def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_sh
     ],
 )
 def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: list[str]):
-    told = findings.tell_feeding(make_loader(**changes), data_share)
-    assert all(word in told for word in words), told
-    assert findings.tell_feeding(make_loader(share_of_synthetic=None), data_share) == ""
+    message = findings.describe_data_bound(make_loader(**changes), data_share)
+    assert all(word in message for word in words), message
+    assert findings.describe_data_bound(make_loader(share_of_synthetic=None), data_share) == ""
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: 
     ],
 )
 def test_findings_name_what_is_scarce_and_what_was_left_out(stages: dict, data_share: float, hint: str):
-    loader = make_loader(data_bound=True, skipped=7, skipped_pictures=3, stage_seconds_per_image=stages)
-    bound, skipped = findings.check_feeding(loader, data_share)
-    assert (bound.code, skipped.code) == ("data-bound", "pictures-skipped")
+    loader = make_loader(data_bound=True, skipped=7, skipped_images=3, stage_seconds_per_image=stages)
+    bound, skipped = findings.check_loader(loader, data_share)
+    assert (bound.code, skipped.code) == ("data-bound", "images-skipped")
     assert hint in bound.hint
-    assert "3 damaged pictures left out, 7 times in all" in skipped.message
-    assert findings.check_feeding(make_loader(), 0.0) == []
+    assert "3 damaged images left out, 7 times in all" in skipped.message
+    assert findings.check_loader(make_loader(), 0.0) == []
 
 
 SIZES = schema.Communication(gradient_bytes=102_000_000, bucket_bytes=25 * 2**20)
@@ -125,15 +125,15 @@ DRIFTING = [[1.2 + n / 25, 1.01 + n / 25, 1.02 + n / 25, 1.23 + n / 25] for n in
     ],
 )
 def test_the_exchange_costs_what_steps_are_longer_with_it(ranks: list, seconds: float, interval: tuple | None):
-    told = judge_exchange(SIZES, ranks)
-    assert told.exposed_seconds == pytest.approx(seconds)
-    assert told.exposed_ci95 == (pytest.approx(interval) if interval else None)
+    message = assess_gradient_sync(SIZES, ranks)
+    assert message.exposed_seconds == pytest.approx(seconds)
+    assert message.exposed_ci95 == (pytest.approx(interval) if interval else None)
     if interval:
-        assert told.share == pytest.approx(0.2 / 1.335)
+        assert message.share == pytest.approx(0.2 / 1.335)
 
 
 @pytest.mark.parametrize(
-    ("cost", "interval", "told"),
+    ("cost", "interval", "message"),
     [
         (None, None, "what it costs was not measured"),
         (-0.1, None, "it costs less than the noise"),
@@ -141,10 +141,10 @@ def test_the_exchange_costs_what_steps_are_longer_with_it(ranks: list, seconds: 
         (0.031, (0.03, 0.032), "it makes a step 31 ms longer (30 ms … 32 ms), 8.1 % of it"),
     ],
 )
-def test_the_exchange_is_told_with_its_interval(cost: float | None, interval: tuple | None, told: str):
+def test_the_exchange_is_told_with_its_interval(cost: float | None, interval: tuple | None, message: str):
     share = None if cost is None else 0.081
     values = {"exposed_seconds": cost, "exposed_ci95": interval, "share": share}
-    assert tell_exchange(SIZES.model_copy(update=values)) == f"97.3 MiB of gradients a step; {told}"
+    assert describe_gradient_sync(SIZES.model_copy(update=values)) == f"97.3 MiB of gradients a step; {message}"
 
 
 def columns(seconds: np.ndarray, *, wait: float = 0.0) -> dict[str, np.ndarray]:
@@ -192,8 +192,8 @@ COMPUTE, MEMORY, UNKNOWN = make_utilisation(2.0, 1.0), make_utilisation(1.0, 2.0
     ],
 )
 def test_limits_in_their_order(utilisation: schema.Utilisation, seen: dict, limit: str):
-    asked = {"data_bound": False, "busy_percent": None, "throttled": None} | seen
-    assert find_limit(utilisation, **asked) == limit
+    requested = {"data_bound": False, "busy_percent": None, "throttled": None} | seen
+    assert find_limit(utilisation, **requested) == limit
 
 
 def test_the_verdict_reads_as_a_sentence():
@@ -221,17 +221,17 @@ def test_too_few_steps_to_judge_are_not_called_drifting():
 def test_describe_preflight_names_hosts_interface_and_largest_all_reduce():
     hosts = [schema.Host(host=name, ranks=ranks, interface="eth0") for name, ranks in (("n1", [0, 1]), ("n2", [2, 3]))]
     timed = schema.AllReduce(bytes=[1024, 2**24], seconds=[1e-4, 0.012], bytes_per_second=2**24 / 0.012)
-    preflight = schema.Preflight(meeting="n1:20123", backend="gloo", seconds=1.0, hosts=hosts, all_reduce=timed)
+    preflight = schema.Preflight(rendezvous="n1:20123", backend="gloo", seconds=1.0, hosts=hosts, all_reduce=timed)
     line = "4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms"
     assert describe_preflight(preflight) == line
 
 
-@pytest.mark.parametrize("changes", [{"points": []}, {"cores": 0}, {"pictures": -1}, {"picture_bytes": float("nan")}])
+@pytest.mark.parametrize("changes", [{"points": []}, {"cores": 0}, {"images": -1}, {"image_bytes": float("nan")}])
 def test_feeding_survives_json_and_refuses_impossible_values(changes: dict[str, object]):
     feeding = make_feeding(demand=A100)
-    assert Feeding.model_validate_json(feeding.model_dump_json()) == feeding
+    assert DataBenchResult.model_validate_json(feeding.model_dump_json()) == feeding
     with pytest.raises(ValidationError):
-        Feeding(**{**feeding.model_dump(), **changes})
+        DataBenchResult(**{**feeding.model_dump(), **changes})
 
 
 @pytest.mark.parametrize(

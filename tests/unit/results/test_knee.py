@@ -80,7 +80,7 @@ def test_fit_finds_what_a_step_costs_and_no_part_is_negative():
     assert make_sweep(make_row(1, 1.0), make_row(2, 1.5)).fits == []
     poor = make_sweep(make_row(1, 1.0), make_row(2, 6.0), make_row(4, 3.0), make_row(8, 30.0))
     assert poor.fits[0].error > knee.POOR_FIT
-    assert not any("step costs" in sentence for sentence in poor.told)
+    assert not any("step costs" in sentence for sentence in poor.sentences)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_values_of_a_damaged_file_are_not_numbers(value):
 
 def test_sentences_name_knee_fit_peak_and_end():
     full = make_row(16, status="out_of_memory")
-    told = " ".join(make_sweep(*steps_of(0.1, 0.1, 1, 2, 4, 8, 12), make_row(14, 9.3), full).told)
+    message = " ".join(make_sweep(*steps_of(0.1, 0.1, 1, 2, 4, 8, 12), make_row(14, 9.3), full).sentences)
     for words in ("Knee at batch 8:", "A step costs", "reaches 50 %", "by compute", "batch 16 does not fit"):
-        assert words in told
-    falling = make_sweep(make_row(1, 9.0), make_row(2, 10.0), make_row(4, 5.0)).told
+        assert words in message
+    falling = make_sweep(make_row(1, 9.0), make_row(2, 10.0), make_row(4, 5.0)).sentences
     assert any("50 % of the best at batch 4" in sentence for sentence in falling)
-    assert make_sweep(make_row(1, 1.0)).told == []
+    assert make_sweep(make_row(1, 1.0)).sentences == []
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_verdict_names_what_was_found(sweep, words: str):
 
 def test_sweep_without_numbers_has_no_verdict():
     sweep = make_sweep(make_row(1), make_row(2, status="out_of_memory"))
-    assert (write_sweep_verdict(sweep, "X"), sweep.told) == (None, [])
+    assert (write_sweep_verdict(sweep, "X"), sweep.sentences) == (None, [])
 
 
 def test_choice_tells_apart_only_what_intervals_do():
     rows = [make_row("fp32", 10.0), make_row("bf16", 30.0), make_row("fp16", 29.9), make_row("tf32", 20.0, None)]
-    fastest, *others = make_sweep(*rows, key="train.precision").told
+    fastest, *others = make_sweep(*rows, key="train.precision").sentences
     assert "bf16 is the fastest" in fastest
     assert ["apart" in sentence for sentence in others] == [True, True, False]  # fp16, tf32, fp32
 

@@ -65,8 +65,9 @@ def test_a_run_whose_process_is_gone_reads_as_killed(run):
         ("", "cannot read"),
         ("[]", "not a trainstone result"),
         ('{"format": "x"}', "not a trainstone result"),
-        ('{"format": 999}', "reads up to"),
-        ('{"format": 1}', "damaged at kind"),
+        ('{"format": 999}', "has format 999: this version of trainstone reads format 2"),
+        ('{"format": 1}', "has format 1: this version of trainstone reads format 2"),
+        ('{"format": 2}', "damaged at kind"),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, content: str | None, words: str):
@@ -196,8 +197,8 @@ def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: P
     quality = make_quality(history=make_quality().history[:2], epochs=2.0, seconds_to_target=None)
     result = recover(write_cut_short(tmp_path, "running", quality))
     assert result.status == "killed"
-    told = "best 40.5 % top-1 after 2 epochs; killed; resume it with trainstone train --resume RUN"
-    assert result.verdict == f"resnet50: {told}"
+    message = "best 40.5 % top-1 after 2 epochs; killed; resume it with trainstone train --resume RUN"
+    assert result.verdict == f"resnet50: {message}"
     (killed,) = (found for found in result.findings if found.code == "killed")
     assert killed.hint.startswith("resume it: trainstone train --resume RUN")
     assert result.throughput is not None
@@ -208,12 +209,12 @@ def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: P
     assert recover(set_aside).phases == make_phases()  # steps that were set aside still count
 
 
-@pytest.mark.parametrize(("status", "told"), [("failed", "failed"), ("interrupted", "stopped by a signal")])
-def test_a_training_that_failed_says_what_it_had_learned(tmp_path: Path, status: str, told: str):
+@pytest.mark.parametrize(("status", "message"), [("failed", "failed"), ("interrupted", "stopped by a signal")])
+def test_a_training_that_failed_says_what_it_had_learned(tmp_path: Path, status: str, message: str):
     path = write_cut_short(tmp_path, status)
-    assert f"best 92.4 % top-1 after 8 epochs; {told}" in str(recover(path).verdict)
+    assert f"best 92.4 % top-1 after 8 epochs; {message}" in str(recover(path).verdict)
     (path / "steps-rank0000.csv").unlink()
-    assert f"best 92.4 % top-1 after 8 epochs; {told}" in str(recover(path).verdict)
+    assert f"best 92.4 % top-1 after 8 epochs; {message}" in str(recover(path).verdict)
 
 
 def test_a_training_killed_while_its_speed_was_judged_has_come_to_its_end(tmp_path: Path):

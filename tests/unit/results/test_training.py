@@ -29,7 +29,7 @@ UNJUDGED = make_quality(history=[], value=None, target=None, seconds_to_target=N
 
 
 @pytest.mark.parametrize(
-    ("quality", "status", "phases", "told"),
+    ("quality", "status", "phases", "message"),
     [
         (make_quality(), "target_reached", make_phases(), f"92.4 % top-1 (target 90 %) after 8 epochs, {SPLIT}"),
         (
@@ -45,16 +45,16 @@ UNJUDGED = make_quality(history=[], value=None, target=None, seconds_to_target=N
         (None, "running", None, "not evaluated yet; still running"),
     ],
 )
-def test_verdict_tells_value_epochs_and_time_as_far_as_they_are_known(quality, status, phases, told):
-    assert write_learning_verdict(quality, status, phases, "ResNet-18") == f"ResNet-18: {told}"
+def test_verdict_tells_value_epochs_and_time_as_far_as_they_are_known(quality, status, phases, message):
+    assert write_learning_verdict(quality, status, phases, "ResNet-18") == f"ResNet-18: {message}"
 
 
 @pytest.mark.parametrize("status", ["interrupted", "killed"])
 def test_an_unfinished_run_says_how_to_resume(status: str):
-    told = write_learning_verdict(MISSED, status, None, "ResNet-18", stopped_by="SIGTERM", run="runs/x")
-    assert told.startswith(f"ResNet-18: {BEST_MISSED}; ")
-    assert told.endswith("trainstone train --resume runs/x")
-    assert ("SIGTERM" in told) == (status == "interrupted")
+    message = write_learning_verdict(MISSED, status, None, "ResNet-18", stopped_by="SIGTERM", run="runs/x")
+    assert message.startswith(f"ResNet-18: {BEST_MISSED}; ")
+    assert message.endswith("trainstone train --resume runs/x")
+    assert ("SIGTERM" in message) == (status == "interrupted")
 
 
 def test_facts_of_a_run_without_an_evaluation():
@@ -64,7 +64,7 @@ def test_facts_of_a_run_without_an_evaluation():
 
 
 @pytest.mark.parametrize(
-    ("value", "target", "told"),
+    ("value", "target", "message"),
     [
         (0.924, None, "92.4 %"),
         (0.89996, 0.9, "89.996 %"),
@@ -74,8 +74,8 @@ def test_facts_of_a_run_without_an_evaluation():
         (0.8999999999, 0.9, "90.0000 %"),  # no more digits than anybody reads
     ],
 )
-def test_a_value_is_not_rounded_across_its_target(value: float, target: float | None, told: str):
-    assert training.format_metric("top1", value, target) == told
+def test_a_value_is_not_rounded_across_its_target(value: float, target: float | None, message: str):
+    assert training.format_metric("top1", value, target) == message
 
 
 def test_other_metrics_are_no_percent():
@@ -85,11 +85,11 @@ def test_other_metrics_are_no_percent():
 
 
 @pytest.mark.parametrize(
-    ("epochs", "told"),
+    ("epochs", "message"),
     [(6.0, "6 epochs"), (1.0, "1 epoch"), (3.42, "3.4 epochs"), (0.042, "0.042 epochs"), (1234.0, "1,234 epochs")],
 )
-def test_epochs(epochs: float, told: str):
-    assert training.format_epochs(epochs) == told
+def test_epochs(epochs: float, message: str):
+    assert training.format_epochs(epochs) == message
 
 
 def test_parts_sum_up_to_the_total():
@@ -182,7 +182,7 @@ def test_quality_is_the_median_of_runs_that_are_over():
 
 
 @pytest.mark.parametrize(
-    ("times", "num_runs", "told"),
+    ("times", "num_runs", "message"),
     [
         (TIMES, 5, "5 of 5 runs reached 90 % top-1, in 41 s (38 s to 47 s; olympic mean 41.2 s)"),
         (TIMES[:2], 5, "2 of 5 runs are over: 2 of 2 runs reached 90 % top-1, in 39.5 s (38 s to 41 s)"),
@@ -196,9 +196,9 @@ def test_quality_is_the_median_of_runs_that_are_over():
         ((), 3, "none of 3 runs has come to its end"),
     ],
 )
-def test_the_verdict(times: tuple[float | None, ...], num_runs: int, told: str):
+def test_the_verdict(times: tuple[float | None, ...], num_runs: int, message: str):
     result = make_repeated(make_children(times), num_runs=num_runs)
-    assert result.verdict == f"{'ResNet-18' if times else 'resnet50'}: {told}"
+    assert result.verdict == f"{'ResNet-18' if times else 'resnet50'}: {message}"
 
 
 def test_without_a_target_quality_is_told():

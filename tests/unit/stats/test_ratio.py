@@ -48,7 +48,7 @@ def share_claimed(
     claimed = 0
     for _ in range(1000):
         got = ratio.estimate_ratio(draw(sizes[0], 100 * effect, deviations[0]), draw(sizes[1], 100, deviations[1]))
-        claimed += ratio.judge(got.ratio, got.ci95, got.p_value, floor) in CLAIMS
+        claimed += ratio.assess(got.ratio, got.ci95, got.p_value, floor) in CLAIMS
     return claimed / 1000
 
 
@@ -87,7 +87,7 @@ def test_two_single_runs_of_the_same_are_seldom_told_apart(phi, most):
     for pair in 1 + 0.05 * draw_ar1(4, 300, 200, phi).reshape(150, 2, 200):
         within = [throughput.throughput_within(seconds, IMAGES) for seconds in pair]
         got = ratio.estimate_ratio(*[[make(run.images_per_second, run.ci95)] for run in within])
-        claimed.append(ratio.judge(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)
+        claimed.append(ratio.assess(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)
     assert np.mean(claimed) <= most
 
 
@@ -187,11 +187,11 @@ def test_holm_by_hand():
         (1.05, (1.02, 1.08), 0.06, 0.02, "no difference shown"),  # one of many rows
         (1.015, (1.01, 1.02), 0.001, 0.02, "no difference shown"),  # within the noise of the machine
         (0.985, (0.98, 0.99), 0.001, 0.02, "no difference shown"),
-        (1.05, None, None, 0.02, "not judged"),
+        (1.05, None, None, 0.02, "not assessed"),
     ],
 )
 def test_a_claim_needs_interval_and_correction_and_size(value, ci95, p_holm, floor, expected):
-    assert ratio.judge(value, ci95, p_holm, floor) == expected
+    assert ratio.assess(value, ci95, p_holm, floor) == expected
 
 
 def test_many_rows_are_no_more_often_wrong_than_one():
@@ -201,8 +201,8 @@ def test_many_rows_are_no_more_often_wrong_than_one():
         drawn = 100 * np.exp(0.03 * rng.standard_normal((20, 2, 5)))
         rows = [ratio.estimate_ratio(*[[make(rate) for rate in side] for side in pair]) for pair in drawn]
         corrected = ratio.correct_holm([row.p_value for row in rows])
-        judged = [ratio.judge(row.ratio, row.ci95, p, 0.02) for row, p in zip(rows, corrected, strict=True)]
-        wrong += any(judgement in CLAIMS for judgement in judged)
+        evaluated = [ratio.assess(row.ratio, row.ci95, p, 0.02) for row, p in zip(rows, corrected, strict=True)]
+        wrong += any(outcome in CLAIMS for outcome in evaluated)
     assert wrong / 100 <= 0.07  # 20 rows without the correction: 0.6
 
 
@@ -227,15 +227,15 @@ def test_a_known_answer():
     assert paired.p_value == pytest.approx(1 - inside, rel=1e-6)
     assert paired.ci_covers == "interleaved blocks"
     assert paired.noise_floor == pytest.approx(0.0, abs=1e-12)  # nothing changes within an arm
-    assert paired.judgement == "faster"
+    assert paired.outcome == "faster"
 
 
 @pytest.mark.parametrize(
-    ("ratio", "p_value", "judgement"), [(0.1, 0.0, "faster"), (-0.1, 0.0, "slower"), (0.0, 1.0, "no difference shown")]
+    ("ratio", "p_value", "outcome"), [(0.1, 0.0, "faster"), (-0.1, 0.0, "slower"), (0.0, 1.0, "no difference shown")]
 )
-def test_a_constant_difference_is_certain(ratio: float, p_value: float, judgement: str):
+def test_a_constant_difference_is_certain(ratio: float, p_value: float, outcome: str):
     paired = rounds_of(*[ratio] * 8)
-    assert (paired.p_value, paired.judgement) == (pytest.approx(p_value, abs=1e-12), judgement)
+    assert (paired.p_value, paired.outcome) == (pytest.approx(p_value, abs=1e-12), outcome)
 
 
 def test_the_noise_floor_is_known_and_holds_a_claim_back():
@@ -247,7 +247,7 @@ def test_the_noise_floor_is_known_and_holds_a_claim_back():
     assert paired.noise_floor == pytest.approx(math.expm1(floor))
     assert paired.ci95 is not None
     assert paired.ci95[0] > 1  # the interval alone would claim it
-    assert paired.judgement == "no difference shown"
+    assert paired.outcome == "no difference shown"
 
 
 def test_an_even_drift_cancels_also_with_blocks_of_unlike_length():
@@ -260,13 +260,13 @@ def test_an_even_drift_cancels_also_with_blocks_of_unlike_length():
     assert paired.ratio == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("num_rounds", "told"), [(1, "1 complete round"), (MIN_ROUNDS - 1, "5 complete rounds")])
-def test_too_few_rounds_are_not_judged(num_rounds: int, told: str):
+@pytest.mark.parametrize(("num_rounds", "message"), [(1, "1 complete round"), (MIN_ROUNDS - 1, "5 complete rounds")])
+def test_too_few_rounds_are_not_judged(num_rounds: int, message: str):
     paired = rounds_of(*[0.5] * num_rounds)
     assert paired.ratio == pytest.approx(math.exp(0.5))
     assert (paired.ci95, paired.p_value, paired.noise_floor) == (None, None, None)
-    assert paired.ci_covers == f"not established: {told} A B B A, 6 needed"
-    assert paired.judgement == "not judged"
+    assert paired.ci_covers == f"not established: {message} A B B A, 6 needed"
+    assert paired.outcome == "not assessed"
 
 
 def test_no_round_at_all_is_our_own_mistake():
@@ -275,8 +275,8 @@ def test_no_round_at_all_is_our_own_mistake():
 
 
 @pytest.mark.parametrize(("rho", "drift"), [(0.0, 0.0), (0.0, 0.3), (0.5, 0.3), (0.9, 0.3)])
-@pytest.mark.parametrize(("effect", "judgement", "share"), [(0.0, "no difference shown", 0.95), (0.05, "faster", 0.9)])
-def test_simulated_claims(rho: float, drift: float, effect: float, judgement: str, share: float):
+@pytest.mark.parametrize(("effect", "outcome", "share"), [(0.0, "no difference shown", 0.95), (0.05, "faster", 0.9)])
+def test_simulated_claims(rho: float, drift: float, effect: float, outcome: str, share: float):
     """20 rounds of 4-step blocks: AR(1) noise of 5 % per step, a linear drift over the run, B slower by `effect`.
 
     Of the same thing twice at most one in twenty is claimed to differ; a real 5 % is found.
@@ -284,9 +284,9 @@ def test_simulated_claims(rho: float, drift: float, effect: float, judgement: st
     steps = np.exp(0.05 * draw_ar1(5, 300, 20 * 4 * 4, rho) + np.linspace(0, drift, 20 * 4 * 4))
     seconds = steps.reshape(300, 20, 4, 4).sum(axis=3)
     seconds[:, :, 1:3] *= 1 + effect
-    judged = [compare_blocks(np.ones((20, 4)), run).judgement for run in seconds]
-    assert judged.count(judgement) / 300 >= share
-    assert not effect or "slower" not in judged
+    evaluated = [compare_blocks(np.ones((20, 4)), run).outcome for run in seconds]
+    assert evaluated.count(outcome) / 300 >= share
+    assert not effect or "slower" not in evaluated
 
 
 def test_the_row_and_its_verdict():

@@ -29,29 +29,29 @@ def look(folder: Path, events: Events) -> Timeline:
     return analyse(folder, events).timeline
 
 
-def parts(told: StepParts) -> dict[str, float]:
+def parts(message: StepParts) -> dict[str, float]:
     """All of a step's times in microseconds, zeros left out."""
-    times = {name.removesuffix("_seconds"): value * 1e6 for name, value in told if name not in ("step", "seconds")}
+    times = {name.removesuffix("_seconds"): value * 1e6 for name, value in message if name not in ("step", "seconds")}
     return {name: round(value, 6) for name, value in times.items() if value}
 
 
 def check_sums(timeline: Timeline) -> None:
-    for told in timeline.steps:
-        assert sum(getattr(told, f"{part}_seconds") for part in (*DEVICE_ORDER, "unaccounted")) == pytest.approx(
-            told.seconds, rel=1e-9, abs=1e-15
+    for message in timeline.steps:
+        assert sum(getattr(message, f"{part}_seconds") for part in (*DEVICE_ORDER, "unaccounted")) == pytest.approx(
+            message.seconds, rel=1e-9, abs=1e-15
         )
-        assert told.busy_seconds <= told.seconds * (1 + 1e-12)
-        assert told.overlap_seconds <= told.communication_total_seconds
+        assert message.busy_seconds <= message.seconds * (1 + 1e-12)
+        assert message.overlap_seconds <= message.communication_total_seconds
     assert 0 <= timeline.compute_utilisation <= 1
     assert 0 <= timeline.accounted_share <= 1
 
 
 def test_every_part_of_a_device_s_step(tmp_path: Path):
     timeline = look(tmp_path, small_trace())
-    assert [told.step for told in timeline.steps] == [5, 6]
-    for told in timeline.steps:
-        assert told.seconds == pytest.approx(990e-6)
-        assert parts(told) == {
+    assert [message.step for message in timeline.steps] == [5, 6]
+    for message in timeline.steps:
+        assert message.seconds == pytest.approx(990e-6)
+        assert parts(message) == {
             "compute": 350, "optimizer": 60, "communication": 50, "copy": 30, "data_wait": 60, "synchronisation": 60,
             "launch": 120, "host": 160, "unaccounted": 100, "busy": 490, "kernel_running": 460, "kernel": 510,
             "communication_total": 100, "overlap": 50, "copy_total": 30, "data_wait_total": 90, "optimizer_total": 200,
@@ -60,8 +60,8 @@ def test_every_part_of_a_device_s_step(tmp_path: Path):
     assert (timeline.device, timeline.rank, timeline.trace, timeline.events) == ("cuda", 3, "made.json", 45)
     assert timeline.compute_utilisation == pytest.approx(460 / 990)
     assert timeline.accounted_share == pytest.approx(890 / 990)
-    assert timeline.told[0].startswith("The device is idle for 51 % of the step: 12 % launch-bound")
-    assert timeline.told[1].startswith("50 % of communication is hidden behind compute; the rest takes 5.1 %")
+    assert timeline.sentences[0].startswith("The device is idle for 51 % of the step: 12 % launch-bound")
+    assert timeline.sentences[1].startswith("50 % of communication is hidden behind compute; the rest takes 5.1 %")
 
 
 def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
@@ -74,13 +74,13 @@ def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
     assert calls["aten::convolution_backward"][3:] == pytest.approx((200e-6, 400e-6))
     assert len(calls) == 2  # aten::convolution is within aten::conv2d
     timeline = report.timeline
-    told = {each.name: each for each in timeline.operators}
+    message = {each.name: each for each in timeline.operators}
     assert [each.name for each in timeline.operators][:2] == ["aten::convolution_backward", "aten::convolution"]
-    conv = told["aten::conv2d"]
+    conv = message["aten::conv2d"]
     assert (conv.calls, conv.self_seconds, conv.total_seconds) == pytest.approx((2, 40e-6, 400e-6))
     assert conv.device_seconds == conv.share == 0
-    assert told["aten::convolution"].device_seconds == pytest.approx(300e-6)
-    assert told["aten::convolution"].share == pytest.approx(300 / 1980)
+    assert message["aten::convolution"].device_seconds == pytest.approx(300e-6)
+    assert message["aten::convolution"].share == pytest.approx(300 / 1980)
     kernels = [(each.name[:8], each.kind, each.calls, round(each.seconds * 1e6)) for each in timeline.kernels]
     assert kernels == [
         *(("wgrad", "compute", 2, 400), ("void con", "compute", 2, 300), ("ncclDevK", "communication", 2, 200)),
@@ -122,7 +122,7 @@ def test_every_part_of_a_processor_s_step(tmp_path: Path):
     assert timeline.operators[0].name == "aten::mul"
     assert timeline.operators[0].device_seconds is None
     assert timeline.operators[0].share == pytest.approx(0.19)
-    assert timeline.told[0].startswith("Operators run for 65.0 % of the step; 18 % is Python between them; 10 %")
+    assert timeline.sentences[0].startswith("Operators run for 65.0 % of the step; 18 % is Python between them; 10 %")
 
 
 def test_torch_s_own_marks_mean_the_same(tmp_path: Path):
@@ -140,17 +140,17 @@ def test_of_several_devices_the_one_that_works_most_is_judged(tmp_path: Path):
     events = [step(0, 0, 100), kernel(0, 30, device=1), kernel(0, 50, device=2), kernel(60, 10, device=1)]
     timeline = look(tmp_path, events)
     assert parts(timeline.steps[0])["compute"] == 50
-    assert "Judged is device 2, which works most; 1 other device in the trace, too." in timeline.told
+    assert "Judged is device 2, which works most; 1 other device in the trace, too." in timeline.sentences
     assert [each.name for each in timeline.lanes] == ["device 2 stream 7", "device 1 stream 7"]
 
 
 def test_without_marks_of_steps_all_is_one(tmp_path: Path):
     timeline = look(tmp_path, [host("aten::mm", 100, 40), call(110, 5, 1), kernel(150, 50, 1)])
-    assert [told.step for told in timeline.steps] == [0]
+    assert [message.step for message in timeline.steps] == [0]
     assert timeline.steps[0].seconds == pytest.approx(100e-6)
     assert parts(timeline.steps[0])["launch"] == 40
-    assert any("no marks of steps" in sentence for sentence in timeline.told)
-    assert any("no marks of forward and backward" in sentence for sentence in timeline.told)
+    assert any("no marks of steps" in sentence for sentence in timeline.sentences)
+    assert any("no marks of forward and backward" in sentence for sentence in timeline.sentences)
 
 
 def test_only_what_lies_in_the_steps_counts(tmp_path: Path):
@@ -158,7 +158,7 @@ def test_only_what_lies_in_the_steps_counts(tmp_path: Path):
     events += [call(60, 1, 1), kernel(150, 200, 1), kernel(600, 10)]
     report = analyse(tmp_path, events, counted=["aten::mm"])
     timeline = report.timeline
-    assert [parts(told)["compute"] for told in timeline.steps] == [50, 50]
+    assert [parts(message)["compute"] for message in timeline.steps] == [50, 50]
     operator = timeline.operators[0]
     assert (operator.calls, operator.total_seconds) == (1, pytest.approx(50e-6))
     assert timeline.kernels[0].calls == 1
@@ -169,11 +169,11 @@ def test_only_what_lies_in_the_steps_counts(tmp_path: Path):
 def test_what_keeps_the_host_waiting(tmp_path: Path):
     waiting = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
     for name in (*waiting, "hipStreamSynchronize", "hipMemcpyWithStream"):
-        told = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name=name), kernel(90, 5)])
-        assert parts(told.steps[0])["synchronisation"] == 20
-        assert told.device == ("rocm" if name.startswith("hip") else "cuda")
-    told = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name="cudaMemcpyAsync"), kernel(90, 5)])
-    assert parts(told.steps[0])["launch"] == 20
+        message = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name=name), kernel(90, 5)])
+        assert parts(message.steps[0])["synchronisation"] == 20
+        assert message.device == ("rocm" if name.startswith("hip") else "cuda")
+    message = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name="cudaMemcpyAsync"), kernel(90, 5)])
+    assert parts(message.steps[0])["launch"] == 20
     spans = ((10, 20, "Stream Sync"), (40, 9, "Stream Wait Event"))
     waits = [kernel(start, length, name=name, cat="cuda_sync") for start, length, name in spans]
     assert parts(look(tmp_path, [step(0, 0, 100), kernel(90, 5), *waits]).steps[0])["synchronisation"] == 20
@@ -200,7 +200,7 @@ def test_the_host_is_the_process_with_the_steps(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "message"),
     [
         ([], "0 events, none of them"),
         ([{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1}], "1 events, none of them"),
@@ -208,8 +208,8 @@ def test_the_host_is_the_process_with_the_steps(tmp_path: Path):
         ([host("aten::mm", 0, 0)], "the steps take no time"),
     ],
 )
-def test_a_trace_without_work_is_refused(tmp_path: Path, events: Events, told: str):
-    with pytest.raises(DataError, match=told):
+def test_a_trace_without_work_is_refused(tmp_path: Path, events: Events, message: str):
+    with pytest.raises(DataError, match=message):
         look(tmp_path, events)
 
 
@@ -298,8 +298,8 @@ def test_parts_and_own_times_are_those_of_plain_counting_in_any_order(
     report = analyse(tmp_path, events, counted=["aten::mm", "aten::item"])
     check_sums(report.timeline)
     windows = [(1_000_000, 1_000_037), (1_000_040, 1_000_090)]
-    for told, window in zip(report.timeline.steps, windows, strict=True):
-        assert parts(told) == count_moments(events, window, on_device=on_device)
+    for message, window in zip(report.timeline.steps, windows, strict=True):
+        assert parts(message) == count_moments(events, window, on_device=on_device)
     own = own_by_stack(operators, windows)
     for each in report.timeline.operators:
         assert each.self_seconds * 1e6 == pytest.approx(own[each.name])
@@ -338,13 +338,13 @@ def test_a_real_trace_of_resnet50_on_a_v100():
     marks = [event for event in events if event["name"].startswith("ProfilerStep#")]
     windows = [(event["ts"], event["ts"] + event["dur"]) for event in marks]
     kernels = [event for event in events if event["cat"] == "Kernel"]
-    for told, window in zip(timeline.steps, windows, strict=True):
-        assert told.kernel_seconds == pytest.approx(sum(cut(event, *window) for event in kernels) / 1e6, rel=1e-6)
+    for message, window in zip(timeline.steps, windows, strict=True):
+        assert message.kernel_seconds == pytest.approx(sum(cut(event, *window) for event in kernels) / 1e6, rel=1e-6)
     check_sums(timeline)
     operators = [event for event in events if event["cat"] == "Operator" and "#" not in event["name"]]
     own = own_by_stack(operators, windows)
     for operator in timeline.operators:
         assert operator.self_seconds == pytest.approx(own[operator.name] / 1e6, rel=1e-6, abs=1e-12)
-    assert [told.step for told in timeline.steps] == [5, 6, 7, 8, 9, 10]
+    assert [message.step for message in timeline.steps] == [5, 6, 7, 8, 9, 10]
     assert timeline.operators[0].name == "aten::cudnn_convolution_backward_weight"
     assert 0.54 < timeline.compute_utilisation < 0.56

@@ -58,7 +58,7 @@ def test_all_kernels_count_by_their_cycles(tmp_path: Path, make: Callable[[], st
     assert use.pipes_percent["fma"] == pytest.approx((1016888 * 40.25 + 3000 * 1.5) / 1020000)
     assert use.pipes_percent["tensor"] == pytest.approx(112 * 90 / 1020000)  # of the last kernel, and no other
     assert (use.kernels, use.processes, use.cycles, use.file) == (3, 1, 1020000, str(path))
-    assert use.told == []
+    assert use.sentences == []
 
 
 def test_processes_are_counted_and_weighed_together(tmp_path: Path):
@@ -72,7 +72,7 @@ def test_processes_are_counted_and_weighed_together(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "percents", "told"),
+    ("kernels", "percents", "message"),
     [
         ([{CYCLES: 10, SFU: 5}], {"sfu": 5}, []),  # a pipe that no kernel has is absent
         (
@@ -96,10 +96,10 @@ def test_processes_are_counted_and_weighed_together(tmp_path: Path):
     ],
 )
 def test_what_was_measured_is_averaged_and_the_rest_is_told(
-    kernels: list[dict[str, float]], percents: dict[str, float], told: list[str]
+    kernels: list[dict[str, float]], percents: dict[str, float], message: list[str]
 ):
     use = aggregate_cores(make_file(*kernels))
-    assert (use.pipes_percent, use.told) == (percents, told)
+    assert (use.pipes_percent, use.sentences) == (percents, message)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.builders.results import make_timeline
 from trainstone.results import step_parts
 from trainstone.results.schema.timeline import Overhead, RooflineChart
 from trainstone.trace.operators import OperatorCalls
-from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
+from trainstone.trace.roofline import WorkedOp, name_in_trace, place_on_roofline
 
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)
 PEAK, BANDWIDTH = 1e12, 1e11
@@ -24,19 +24,19 @@ def calls(name: str, dims: tuple, count: int, host: float, device: float | None 
     return OperatorCalls(f"aten::{name}", dims, count, host, device)
 
 
-def judge(ops: list[WorkedOp], timed: list[OperatorCalls], **changes: Any) -> RooflineChart | None:
+def place(ops: list[WorkedOp], timed: list[OperatorCalls], **changes: Any) -> RooflineChart | None:
     given = {"steps": 2, "step_seconds": 0.1, "peak_flops": PEAK, "peak_source": "measured"}
-    return judge_roofline(ops, timed, **(given | {"peak_bytes_per_second": BANDWIDTH} | changes))
+    return place_on_roofline(ops, timed, **(given | {"peak_bytes_per_second": BANDWIDTH} | changes))
 
 
-def judged(ops: list[WorkedOp], timed: list[OperatorCalls], **changes: Any) -> RooflineChart:
-    chart = judge(ops, timed, **changes)
+def evaluated(ops: list[WorkedOp], timed: list[OperatorCalls], **changes: Any) -> RooflineChart:
+    chart = place(ops, timed, **changes)
     assert chart is not None
     return chart
 
 
 def test_an_operator_is_compared_with_the_longer_of_its_bounds():
-    chart = judged([CONVOLUTION], [TIMED])
+    chart = evaluated([CONVOLUTION], [TIMED])
     (found,) = chart.points
     assert (found.operator, found.calls, found.seconds) == ("aten::convolution", 3, 0.02)
     assert found.shapes == "8×64×56×56, 64×64×3×3"
@@ -45,13 +45,13 @@ def test_an_operator_is_compared_with_the_longer_of_its_bounds():
     assert chart.operators == [found.model_copy(update={"shapes": ""})]
     assert chart.covered_share == pytest.approx(0.2)
     assert (chart.peak_flops, chart.peak_source, chart.peak_bytes_per_second) == (PEAK, "measured", BANDWIDTH)
-    (moved,) = judged([replace(CONVOLUTION, bytes_moved=1e9)], [TIMED]).operators
+    (moved,) = evaluated([replace(CONVOLUTION, bytes_moved=1e9)], [TIMED]).operators
     assert (moved.bound, moved.share_of_bound) == ("memory", pytest.approx(0.5))
 
 
 def test_time_on_the_device_counts_where_a_name_has_any():
     timed = [calls("convolution", (IMAGE, WEIGHT), 6, 0.4, 0.02), calls("convolution", ((1,),), 6, 0.4)]
-    chart = judged([CONVOLUTION, replace(CONVOLUTION, shapes=((1,),))], timed)
+    chart = evaluated([CONVOLUTION, replace(CONVOLUTION, shapes=((1,),))], timed)
     assert chart.operators[0].seconds == 0.01
     assert len(chart.points) == 1
 
@@ -64,7 +64,7 @@ def test_overloads_and_strides_of_a_name_come_together():
     ]
     timed = [calls("add_", (IMAGE, IMAGE, ()), 8, 0.02), calls("add_", (IMAGE, (), ()), 2, 0.004)]
     timed += [calls("add_", ((), (), ()), 10, 0.002)]
-    chart = judged(ops, timed)
+    chart = evaluated(ops, timed)
     assert [(found.operator, found.calls) for found in chart.operators] == [("aten::add_", 10)]
     assert chart.operators[0].bytes_moved == 5e8 + 80
     assert chart.operators[0].seconds == pytest.approx(0.013)
@@ -74,20 +74,20 @@ def test_overloads_and_strides_of_a_name_come_together():
 
 def test_lists_of_tensors_that_a_trace_omits_are_joined_by_name():
     op = WorkedOp("aten._fused_sgd_.default", tuple((64,) for _ in range(321)), 1, 0, 1e8)
-    chart = judged([op, replace(op, shapes=(WEIGHT,))], [calls("_fused_sgd_", ((), ()), 4, 0.01)])
+    chart = evaluated([op, replace(op, shapes=(WEIGHT,))], [calls("_fused_sgd_", ((), ()), 4, 0.01)])
     assert chart.points == chart.operators
     assert (chart.points[0].shapes, chart.points[0].calls, chart.points[0].bytes_moved) == ("", 2, 2e8)
 
 
 @pytest.mark.parametrize(("count", "kept"), [(200, True), (198, True), (202, True), (197, False), (203, False)])
 def test_calls_may_differ_by_a_hundredth(count: int, kept: bool):
-    chart = judge([replace(CONVOLUTION, count=100)], [TIMED._replace(calls=count)])
+    chart = place([replace(CONVOLUTION, count=100)], [TIMED._replace(calls=count)])
     assert (chart is not None) is kept
 
 
 def test_shapes_whose_calls_differ_are_no_points_though_the_name_is_judged():
     timed = [TIMED._replace(calls=4), TIMED._replace(dims=OTHER_SHAPES.shapes, calls=8)]
-    chart = judged([CONVOLUTION, OTHER_SHAPES], timed)
+    chart = evaluated([CONVOLUTION, OTHER_SHAPES], timed)
     assert chart.operators[0].calls == 6
     assert chart.points == chart.operators
 
@@ -109,7 +109,7 @@ def test_shapes_whose_calls_differ_are_no_points_though_the_name_is_judged():
     ],
 )
 def test_without_work_time_or_peak_there_is_no_roofline(op: WorkedOp, timed: list[OperatorCalls], changes: dict):
-    assert judge([op], timed, **changes) is None
+    assert place([op], timed, **changes) is None
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def tell(*made: tuple[str, float, float, str]) -> list[str]:
         peak = PEAK if bound == "compute" else 0
         ops.append(WorkedOp(name, (), 1, share * seconds * peak, 0 if peak else share * seconds * BANDWIDTH))
         timed.append(OperatorCalls(name_in_trace(name), (), 2, 2 * seconds, None))
-    return judged(ops, timed).told
+    return evaluated(ops, timed).sentences
 
 
 def test_sentences_tell_the_longest_operators_and_the_ideal():
-    told = tell(
+    message = tell(
         ("aten.convolution_backward.default", 0.048, 0.61, "compute"),
         ("aten.native_batch_norm.default", 0.02, 0.88, "memory"),
         ("aten.relu_.default", 0.01, 1.4, "memory"),
@@ -149,7 +149,7 @@ def test_sentences_tell_the_longest_operators_and_the_ideal():
         ("aten.add.Tensor", 0.0049, 0.5, "compute"),
     )
     expected = ("48 61", "20 88", "10 1.4 times", "6.0 1.1 times", "5.2 only 4.2", "94 70")
-    for sentence, values in zip(told, expected, strict=True):
+    for sentence, values in zip(message, expected, strict=True):
         assert all(value in sentence for value in values.split()), sentence
     assert "3.5 %" in tell(("aten.native_batch_norm.default", 0.05, 0.035, "memory"))[0]
     assert len(tell(*((f"x.{number}.y", 0.01, 0.5, "compute") for number in range(9)))) == 6
@@ -161,12 +161,12 @@ def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
     moves = WorkedOp("aten.convolution.default", ((8, 4),), 1, 1e9, 1e9)  # 10 ms of traffic
     pairs = ((computes, 0.04), (moves, 0.02))
     timed = [TIMED._replace(dims=op.shapes, calls=2, host_seconds=seconds) for op, seconds in pairs]
-    chart = judged([computes, moves], timed)
+    chart = evaluated([computes, moves], timed)
     (whole,) = chart.operators
     assert whole.share_of_bound == pytest.approx(1.0)
     assert whole.bound == "compute"
     assert [(point.bound, point.shapes) for point in chart.points] == [("compute", "8×3, 1, 1, …"), ("memory", "8×4")]
-    assert chart.told[-1].endswith("would take 100 % of their time.")
+    assert chart.sentences[-1].endswith("would take 100 % of their time.")
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -196,7 +196,7 @@ def test_without_steps_there_is_nothing():
 def test_the_cost_of_profiling_is_told_with_its_noise(share: float, message: str):
     seconds = {"plain_step_seconds": 0.244, "profiled_step_seconds": 0.252}
     assert (
-        step_parts.tell_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012))
+        step_parts.describe_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012))
         == message
     )
 

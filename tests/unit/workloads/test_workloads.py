@@ -16,7 +16,7 @@ from trainstone.data.splits import OpenSplit, open_split
 from trainstone.data.synthetic.generated import find_stored
 from trainstone.engine.training_data import provide_data
 from trainstone.errors import ConfigError, DataError
-from trainstone.machine.ranks import ALONE
+from trainstone.machine.ranks import SINGLE_RANK
 from trainstone.models.boxes import default_boxes, match
 from trainstone.workloads.classify import CLASSIFY
 from trainstone.workloads.detect import DETECT, FOUND, list_rows, split_rows
@@ -68,7 +68,7 @@ class Seeing(torch.nn.Module):
         return torch.zeros(len(images), 10)
 
 
-def test_a_network_sees_pictures_normalised_as_the_recipe_asks():
+def test_a_network_sees_images_normalised_as_the_recipe_asks():
     images = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8)
     for name, (mean, deviation, scale) in NORMALISATIONS.items():
         for layout, memory_format in (("true", torch.channels_last), ("false", torch.contiguous_format)):
@@ -122,9 +122,9 @@ class Knowing(nn.Module):
         return scores, offsets
 
 
-def judge(config: Config, opened: OpenSplit, model: Any) -> Tensor:
-    look, rows = DETECT.build_judge(config, CPU), []
-    for batch in DETECT.open_validation(config, opened, CPU, ALONE):
+def evaluate(config: Config, opened: OpenSplit, model: Any) -> Tensor:
+    look, rows = DETECT.build_evaluator(config, CPU), []
+    for batch in DETECT.open_validation(config, opened, CPU, SINGLE_RANK):
         if isinstance(model, Knowing):
             model.boxes, model.labels = batch[1], batch[2]
         rows.append(look(model, batch))
@@ -135,7 +135,7 @@ def test_who_knows_the_boxes_finds_them_all_whatever_the_batch(scenes: OpenSplit
     found = []
     for size in (1, 3, 16):
         config = configure(f"eval.batch_size={size}")
-        scored = DETECT.finish_eval(config, scenes, judge(config, scenes, Knowing(config)))
+        scored = DETECT.finish_eval(config, scenes, evaluate(config, scenes, Knowing(config)))
         found.append(scored.metrics)
         assert scored.images == 7
         assert {table.name for table in scored.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
@@ -143,17 +143,17 @@ def test_who_knows_the_boxes_finds_them_all_whatever_the_batch(scenes: OpenSplit
     assert found[0]["map50"] == pytest.approx(1.0)
     assert found[0]["map"] > 0.99
     wide = configure("detect.inclusive_edges=true")  # which makes found boxes wider
-    assert DETECT.finish_eval(wide, scenes, judge(wide, scenes, Knowing(wide))).metrics["map"] < found[0]["map"]
-    # Pictures show what is there and what was found.
-    assert 0 < len(scored.pictures) <= 12
-    for shown, jpeg in scored.pictures:
+    assert DETECT.finish_eval(wide, scenes, evaluate(wide, scenes, Knowing(wide))).metrics["map"] < found[0]["map"]
+    # Images show what is there and what was found.
+    assert 0 < len(scored.samples) <= 12
+    for shown, jpeg in scored.samples:
         assert jpeg.startswith(b"\xff\xd8")
         true, found = ([box for box in shown.boxes if (box.score is None) is is_true] for is_true in (True, False))
         assert true
         assert len(found) >= len(true)
         assert all(box.right_one for box in [*true, *found])
         assert all(0 <= box.left <= box.right <= 1 and 0 <= box.top <= box.bottom <= 1 for box in shown.boxes)
-    files = [shown.file for shown, _ in scored.pictures]
+    files = [shown.file for shown, _ in scored.samples]
     assert len(set(files)) == len(files)
     assert not any(Path(file).is_absolute() or ".." in file for file in files)
 
@@ -161,11 +161,11 @@ def test_who_knows_the_boxes_finds_them_all_whatever_the_batch(scenes: OpenSplit
 def test_rows_that_are_nothing_do_not_count(scenes: OpenSplit):
     labels = torch.tensor([[0, IGNORED], [1, 2]])
     rows = list_rows(FOUND, torch.tensor([[4.0], [-1.0]]), labels, torch.rand(2, 2), torch.rand(2, 2, 4))
-    judged = split_rows(rows.numpy())
-    assert judged.found.picture.tolist() == [4]
-    assert judged.found.label.tolist() == [0]
-    assert len(judged.truth.label) == len(judged.pictures) == 0
-    with pytest.raises(DataError, match="no validation picture could be judged"):
+    evaluated = split_rows(rows.numpy())
+    assert evaluated.found.image.tolist() == [4]
+    assert evaluated.found.label.tolist() == [0]
+    assert len(evaluated.truth.label) == len(evaluated.images) == 0
+    with pytest.raises(DataError, match="no validation image could be judged"):
         DETECT.finish_eval(configure(), scenes, torch.full((3, 9), -1.0))
 
 
@@ -190,7 +190,7 @@ def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_kn
     config = configure()
     model = Knowing(config)
     model.boxes, model.labels = torch.tensor([[[0.25, 0.5, 0.75, 1.0]]]), torch.tensor([[2]])
-    (seen,) = DETECT.build_look(config, CPU)(model, torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+    (seen,) = DETECT.build_predictor(config, CPU)(model, torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
     assert (seen[0].label, seen[0].edges) == (2, pytest.approx((0.25, 0.5, 0.75, 1.0), abs=1e-5))
     assert seen == sorted(seen, key=lambda one: -one.score)
     known = DETECT.build_model(configure("model.num_classes=7")).state_dict()
@@ -198,7 +198,7 @@ def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_kn
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["data.image_size=40"], "at least 64 pixels"),
         (["model.depth=50"], "stands on 18 or 34 layers"),
@@ -208,8 +208,8 @@ def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_kn
         (["train.mixup=0.2"], "knows no train.mixup"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings: list[str], told: str):
-    with pytest.raises(ConfigError, match=told):
+def test_what_does_not_fit_is_refused(settings: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
         DETECT.build_model(configure(*settings))
 
 
@@ -220,4 +220,4 @@ def test_a_set_of_another_kind_is_refused(scenes: OpenSplit):
     with pytest.raises(DataError, match="to classify"):
         DETECT.check_classes(configure(), scenes.dataset.__class__("classify", "", (), ()))
     with pytest.raises(ConfigError, match="differ in their number of boxes"):
-        DETECT.open_training(configure("engine.cuda_graphs=true"), scenes, CPU, ALONE, 0)
+        DETECT.open_training(configure("engine.cuda_graphs=true"), scenes, CPU, SINGLE_RANK, 0)

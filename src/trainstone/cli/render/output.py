@@ -37,12 +37,12 @@ def print_stderr(text: str) -> bool:
 
 
 @contextmanager
-def interruptible(told: str = "; give the same command again to resume") -> Iterator[None]:
+def interruptible(message: str = "; give the same command again to resume") -> Iterator[None]:
     """Ctrl-C ends the work with a word, not with a traceback."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted{told}", file=sys.stderr)
+        print(f"interrupted{message}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

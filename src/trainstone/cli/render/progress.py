@@ -137,7 +137,7 @@ def describe_progress(progress: Progress) -> str:
 def describe_work(
     phase: str, done: int, total: int | None, unit: str, since: int, seconds: float, num_bytes: int
 ) -> str:
-    """Return e.g. writing train.rec · 1,200 of 20,000 (6 %) · 3,100 pictures/s · 212 MiB/s · 6.1 s left."""
+    """Return e.g. writing train.rec · 1,200 of 20,000 (6 %) · 3,100 images/s · 212 MiB/s · 6.1 s left."""
     count = format_bytes if unit == "bytes" else "{:,}".format
     noun = "" if unit == "bytes" else f" {unit}"
     parts = [phase, f"{count(done)}{noun}"]

@@ -19,14 +19,14 @@ from trainstone.cli.render.tables import Rows, print_lines, print_rows, print_ta
 from trainstone.errors import ResultError
 from trainstone.results import tables, training
 from trainstone.results.combine import list_repeated_facts
-from trainstone.results.compare_blocks import tell_exchange
+from trainstone.results.compare_blocks import describe_gradient_sync
 from trainstone.results.loader_speed import describe_cores, describe_covers
 from trainstone.results.published import is_published
-from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.schema.run import Comparison, Result
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.series import sample_steps
-from trainstone.results.step_parts import MIN_SHARE, average_parts, shorten, tell_overhead
+from trainstone.results.step_parts import MIN_SHARE, average_parts, describe_overhead, shorten
 from trainstone.results.step_summary import describe_interval, describe_rate, describe_repeat, describe_setting
 from trainstone.results.verdicts import describe_goal
 from trainstone.text import printable, printable_lines
@@ -55,7 +55,7 @@ def print_result(result: Result, path: Path) -> None:
         console.print()
         print_table(console, tables.training_table(result.repeated, result.quality))
     if result.data_bench:
-        print_feeding(console, result.data_bench)
+        print_data_bench(console, result.data_bench)
     if result.sweep:
         console.print()
         print_sweep(console, result.sweep)
@@ -106,7 +106,7 @@ def _rate_rows(result: Result) -> Rows:
         yield "feeding", f"{synthetic}; {alone} images/s ({threads}, {loader.storage})"
     if loader and loader.skipped:
         times = units.format_count(loader.skipped, "time")
-        yield "left out", f"{units.format_count(loader.skipped_pictures, 'damaged picture')}, {times} in all"
+        yield "left out", f"{units.format_count(loader.skipped_images, 'damaged image')}, {times} in all"
     if result.points and not result.repeated:
         yield "runs", f"{len(result.points)} in points/"
 
@@ -119,8 +119,8 @@ def _step_rows(result: Result) -> Rows:
         times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
         yield "first step", f"{units.format_seconds(steps.first)}{times}"
     if throughput and not result.points:
-        judged = "NOT steady" if throughput.trend_percent is not None else "too few to judge"
-        steady = "steady" if throughput.steady else judged
+        evaluated = "NOT steady" if throughput.trend_percent is not None else "too few to judge"
+        steady = "steady" if throughput.steady else evaluated
         yield "window", f"{throughput.num_steps} steps from step {throughput.steady_from_step}, {steady}"
     if phases and phases.train_seconds and phases.data_wait_seconds is not None:
         yield "data wait", units.format_percent(phases.data_wait_seconds / phases.train_seconds)
@@ -131,7 +131,7 @@ def _step_rows(result: Result) -> Rows:
     if phases and phases.compile_seconds is not None:
         yield "compile", units.format_seconds(phases.compile_seconds)
     if result.communication:
-        yield "exchange", tell_exchange(result.communication)
+        yield "exchange", describe_gradient_sync(result.communication)
 
 
 def _machine_rows(result: Result) -> Rows:
@@ -161,14 +161,14 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
         return
     if quality.history and quality.value is not None:
         # 92.4 % top-1 after epoch 8; 99.7 % top-5, loss 0.382
-        told = training.describe_metric(quality.metric, quality.value, quality.target)
+        message = training.describe_metric(quality.metric, quality.value, quality.target)
         if (best := training.find_best(quality)) is not None:
             found = quality.history[best]
             others = [name for name in found.metrics if name != quality.metric]
             beside = (f"{training.name_metric(n)} {training.format_metric(n, found.metrics[n])}" for n in others)
-            told += f" after epoch {training.format_epoch(found.epoch)}" if found.step else ""
-            told += f"; {', '.join(beside)}" if others else ""
-        yield "quality", told
+            message += f" after epoch {training.format_epoch(found.epoch)}" if found.step else ""
+            message += f"; {', '.join(beside)}" if others else ""
+        yield "quality", message
     values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
     if len(values) >= 2:
         _, bars = draw_sparkline(values, width, encoding=encoding)
@@ -196,13 +196,13 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
     named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= MIN_SHARE]
     if named:
         yield "where", ", ".join(named)
-    if timeline.told and timeline.device != "cpu":  # of a CPU they say what stands above
-        yield "gaps", " ".join(timeline.told)
+    if timeline.sentences and timeline.device != "cpu":  # of a CPU they say what stands above
+        yield "gaps", " ".join(timeline.sentences)
     running = "operators run" if timeline.device == "cpu" else "kernels run"
     cores = f", on {timeline.cores_used:.3g} cores" if timeline.cores_used is not None else ""
     yield "busy", f"{running} for {units.format_percent(timeline.compute_utilisation)} of the time{cores}"
     if timeline.overhead is not None:
-        yield "profiler", tell_overhead(timeline.overhead)
+        yield "profiler", describe_overhead(timeline.overhead)
     if shown := timeline.operators[:MOST_OPERATORS]:
         bars = draw_bars([operator.share for operator in shown], OPERATOR_BAR_WIDTH, encoding=encoding)
         lines = [
@@ -212,8 +212,8 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
         ]
         # Never wrapped: what does not fit is cut off at the end of the name.
         yield "operators", Text("\n".join(lines), no_wrap=True, overflow="crop")
-    if timeline.roofline is not None and timeline.roofline.told:
-        yield "roofline", " ".join(timeline.roofline.told)
+    if timeline.roofline is not None and timeline.roofline.sentences:
+        yield "roofline", " ".join(timeline.roofline.sentences)
     if timeline.cores is not None and timeline.cores.pipes_percent:
         pipes = timeline.cores.pipes_percent.items()
         yield "cores", ", ".join(f"{name} {percent:.1f} %" for name, percent in pipes)
@@ -223,15 +223,15 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     published = [row for row in comparison.rows if is_published(row)]
-    judged = [row for row in comparison.rows if not is_published(row)]
+    evaluated = [row for row in comparison.rows if not is_published(row)]
     if published:
         print_table(console, tables.share_table(published))
         few = len(published) <= MAX_NOTED
         more = "sources and differences of each: --json, --page, or --to with its name"
         print_lines(console, tables.list_comparison_notes(published) if few else [more], "dim")
-    if judged:
-        print_table(console, tables.comparison_table(judged))
-        print_lines(console, tables.list_comparison_notes(judged), "dim")
+    if evaluated:
+        print_table(console, tables.comparison_table(evaluated))
+        print_lines(console, tables.list_comparison_notes(evaluated), "dim")
     if comparison.geometric_mean is not None:
         print_lines(console, [f"geometric mean of A / B: {units.format_ratio(comparison.geometric_mean)}"], "dim")
 
@@ -244,23 +244,23 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
         table = tables.sweep_table(sweep)
         table = replace(table, rows=[[shorten_cell(cell, LONGEST_NOTE) for cell in row] for row in table.rows])
         print_table(console, table, lengths=lengths, styles=styles)
-    if sweep.told:
+    if sweep.sentences:
         console.print()
-    print_lines(console, sweep.told)
+    print_lines(console, sweep.sentences)
 
 
-def print_feeding(console: Console, feeding: Feeding) -> None:
+def print_data_bench(console: Console, feeding: DataBenchResult) -> None:
     """Print what `data bench` measured: what was loaded, threads, stages, the cores that a training needs."""
-    pictures = f"{units.format_count(feeding.pictures, 'picture')} in {feeding.split}"
-    print_lines(console, [f"{feeding.path}: {pictures}, {feeding.storage}"], "bold")
+    images = f"{units.format_count(feeding.images, 'image')} in {feeding.split}"
+    print_lines(console, [f"{feeding.path}: {images}, {feeding.storage}"], "bold")
     made = f"{feeding.image_size} x {feeding.image_size}, batches of {feeding.batch_size:,}"
-    told = [
-        f"{units.format_bytes(feeding.picture_bytes)} a picture; {feeding.transform}; to {made}",
+    message = [
+        f"{units.format_bytes(feeding.image_bytes)} an image; {feeding.transform}; to {made}",
         f"decoder: {feeding.decode}; {feeding.cpu}, {units.format_count(feeding.cores, 'core')}",
     ]
     if feeding.skipped:
-        told.append(f"passed over: {units.format_count(feeding.skipped, 'picture')} that could not be used")
-    print_lines(console, told, "dim")
+        message.append(f"passed over: {units.format_count(feeding.skipped, 'image')} that could not be used")
+    print_lines(console, message, "dim")
     console.print()
     print_table(console, tables.thread_table(feeding), lengths=[point.images_per_second for point in feeding.points])
     print_lines(console, describe_covers(feeding), "dim")

@@ -13,7 +13,7 @@ from trainstone.cli.render.sparkline import draw_bars
 from trainstone.results import tables
 from trainstone.text import printable
 
-JUDGEMENTS = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
+OUTCOMES = {"faster": "green", "slower": "red", "no difference shown": "dim", "not assessed": "dim"}
 BAR_WIDTH = 16
 LONGEST_CELL = 200
 INDENT = 2
@@ -54,7 +54,7 @@ def lay_out(
     for row, style, bar in itertools.zip_longest(table.rows, styles, bars, fillvalue=""):
         cells = [shorten_cell(cell) for cell in row]
         drawn = [Text(bar, style="cyan")] if bars else []
-        laid.add_row(*(Text(cell, style=JUDGEMENTS.get(cell, style)) for cell in cells), *drawn)
+        laid.add_row(*(Text(cell, style=OUTCOMES.get(cell, style)) for cell in cells), *drawn)
     return laid
 
 
@@ -73,7 +73,7 @@ def print_table(
         console.print(Text(f"{printable(table.columns[0])} {first}".strip(), style=style or "bold"))
         for head, cell in zip(table.columns[1:], cells, strict=True):
             if cell:
-                named = Text.assemble((f"{printable(head)}  ", "dim"), (cell, JUDGEMENTS.get(cell, "")))
+                named = Text.assemble((f"{printable(head)}  ", "dim"), (cell, OUTCOMES.get(cell, "")))
                 print_indented(console, named)
 
 

@@ -1,6 +1,6 @@
-"""Pictures to pixels and back. JPEGs by simplejpeg, all others and CMYK by Pillow; turning is left to turn_upright.
+"""Images to pixels and back. JPEGs by simplejpeg, all others and CMYK by Pillow; turning is left to turn_upright.
 
-Pixels are uint8, height x width x 3, RGB. A picture's size is looked at before anything is allocated for it.
+Pixels are uint8, height x width x 3, RGB. An image's size is looked at before anything is allocated for it.
 To decode no more than a part needs, JPEGs stop below it, and shrink while they are decoded: their rows come one after
 the other, and with a smaller height in the head the decoder stops there. The bits of the rows before stay the same.
 """
@@ -24,7 +24,7 @@ from trainstone.errors import DataError
 
 Pixels = npt.NDArray[np.uint8]
 
-# Twice Pillow's MAX_IMAGE_PIXELS, where it calls a picture a bomb: half a gigabyte of pixels.
+# Twice Pillow's MAX_IMAGE_PIXELS, where it calls an image a bomb: half a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
 ORIENTATION_TAG = 274
 # Filters for warnings belong to the whole process: only one thread changes them at a time.
@@ -57,7 +57,7 @@ def decode_strict(data: Bytes) -> Pixels:
 
 
 def look_sized(data: Bytes) -> Look:
-    """Look at a picture and refuse one that claims more pixels than any real one has."""
+    """Look at an image and refuse one that claims more pixels than any real one has."""
     seen = look(data)
     if seen.width * seen.height > MAX_PIXELS:
         raise DataError(f"{seen.width}x{seen.height} pixels; at most {MAX_PIXELS:,} in all are decoded")
@@ -74,12 +74,12 @@ def _decode_jpeg(data: Bytes, *, strict: bool) -> Pixels:
 
 def bad_jpeg(err: ValueError) -> DataError:
     if "Premature end" in str(err):
-        return DataError("truncated JPEG: the data ends before the picture does")
+        return DataError("truncated JPEG: the data ends before the image does")
     return DataError(f"corrupt JPEG: {err}")
 
 
 def _decode_by_pillow(data: Bytes, seen: Look, *, strict: bool = False) -> Pixels:
-    """Return the first picture in the file; only the reader for what was seen may open it."""
+    """Return the first image in the file; only the reader for what was seen may open it."""
     try:
         if strict and seen.kind == "png":  # checksums and the last chunk: decoding passes over both
             with Image.open(io.BytesIO(data), formats=[seen.kind]) as image:
@@ -137,18 +137,18 @@ def turn_upright(pixels: Pixels, data: Bytes) -> Pixels:
 BLOCK_ROWS, REACH_ROWS = 16, 2
 # The decoder is quicker at these scales, not at those between: SIMD code exists for them only.
 SHRINKS = (8, 4, 2)
-# Larger pictures get memory of their own each time: a thread does not sit on half a gigabyte because of one of them.
+# Larger images get memory of their own each time: a thread does not sit on half a gigabyte because of one of them.
 MAX_KEPT_BYTES = 64 << 20
 
 
 class Region(NamedTuple):
-    """Pixels of the upper part of a picture, or of all of it."""
+    """Pixels of the upper part of an image, or of all of it."""
 
     pixels: Pixels
     shrink: int = 1
-    """The picture is so many times larger than these pixels."""
+    """The image is so many times larger than these pixels."""
     owned: bool = False
-    """All of the picture, in memory of its own: may be kept."""
+    """All of the image, in memory of its own: may be kept."""
 
 
 class Scratch:
@@ -176,7 +176,7 @@ def decode_upper(
     seen = seen or look_sized(data)
     if seen.kind != "jpeg" or seen.colour == "cmyk":
         return Region(decode(data), owned=True)
-    # Colours may lie half as dense as the pixels of the smaller picture.
+    # Colours may lie half as dense as the pixels of the smaller image.
     height = min(seen.height, -(-(bottom + REACH_ROWS * shrink) // BLOCK_ROWS) * BLOCK_ROWS)
     stored: Bytes | bytearray = data
     stops_early = height < seen.height and can_stop_early() and has_one_scan(data, seen)

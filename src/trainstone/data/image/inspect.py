@@ -1,4 +1,4 @@
-"""What a picture is, told from its first bytes: kind, size, colours. Decodes nothing, so a whole picture may be bad."""
+"""What an image is, told from its first bytes: kind, size, colours. Decodes nothing, so a whole image may be bad."""
 
 import io
 import struct
@@ -10,7 +10,7 @@ Bytes = bytes | memoryview
 
 
 class Look(NamedTuple):
-    """What a picture's head says."""
+    """What an image's head says."""
 
     kind: str
     """jpeg, png, gif, bmp, webp or tiff."""
@@ -41,7 +41,7 @@ ENDINGS = {"jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "web
 
 
 def find_ending(data: Bytes) -> str:
-    """Return the ending for a picture that has no name; one that cannot be told is taken for a JPEG."""
+    """Return the ending for an image that has no name; one that cannot be told is taken for a JPEG."""
     try:
         return ENDINGS[look(data).kind]
     except DataError:
@@ -49,7 +49,7 @@ def find_ending(data: Bytes) -> str:
 
 
 def look(data: Bytes) -> Look:
-    """Return what the picture is; DataError for what is none or breaks off."""
+    """Return what the image is; DataError for what is none or breaks off."""
     head = bytes(data[:12])
     if head.startswith(b"\xff\xd8"):  # nearly all are
         kind = "jpeg"
@@ -59,11 +59,11 @@ def look(data: Bytes) -> Look:
         kind = next((kind for kind, starts in SIGNATURES.items() if head.startswith(starts)), "")
     if not kind:
         begin = f"begins with {head.hex(' ')}" if head else "empty"
-        raise DataError(f"not a picture: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
+        raise DataError(f"not an image: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
     try:
         seen = look_jpeg(data) if kind == "jpeg" else look_by_pillow(data, kind)
     except struct.error as err:
-        raise DataError(f"breaks off in the picture's head, after {len(data)} bytes") from err
+        raise DataError(f"breaks off in the image's head, after {len(data)} bytes") from err
     if seen.width < 1 or seen.height < 1:
         raise DataError(f"{seen.kind.upper()} of {seen.width}x{seen.height} pixels")
     return seen

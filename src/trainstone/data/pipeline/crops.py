@@ -1,4 +1,4 @@
-"""Which part of a picture is taken: the rules of the originals, as pure functions of size, boxes and random numbers."""
+"""Which part of an image is taken: the rules of the originals, as pure functions of size, boxes and random numbers."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from trainstone.data.pipeline.random_draws import Draws
 from trainstone.data.sample import Box
 
 MAX_OPTIONS = 1000
-"""Crop overlap: so many options are drawn before the picture stays whole; the original's seven never get there."""
+"""Crop overlap: so many options are drawn before the image stays whole; the original's seven never get there."""
 
 
 class Crop(NamedTuple):
@@ -61,10 +61,10 @@ def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> 
 
 
 def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig) -> Crop:
-    """Draw crops until one holds enough of any box; the whole picture after so many attempts.
+    """Draw crops until one holds enough of any box; the whole image after so many attempts.
 
     TensorFlow's sample_distorted_bounding_box: an even aspect, then an even height among those whose area is allowed.
-    Without a box the whole picture is one.
+    Without a box the whole image is one.
     """
     objects = [
         # In pixels, rounded down as TensorFlow does.
@@ -83,7 +83,7 @@ def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augm
 
 
 def _draw_by_height(width: int, height: int, draws: Draws, area: tuple[float, float], aspect: float) -> Crop | None:
-    """Return a crop of this aspect somewhere in the picture; None where rounding leaves none of allowed area."""
+    """Return a crop of this aspect somewhere in the image; None where rounding leaves none of allowed area."""
     smallest, largest = area[0] * width * height, area[1] * width * height
     high = round(math.sqrt(largest / aspect))
     if round(high * aspect) > width:
@@ -117,11 +117,11 @@ def _shared(one: Crop | CropWindow, other: CropWindow | Box) -> float:
 def crop_overlap(
     width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig
 ) -> tuple[Crop, tuple[Box, ...]]:
-    """Return a crop in whole pixels and the boxes whose centre lies in it (edges are still the whole picture's).
+    """Return a crop in whole pixels and the boxes whose centre lies in it (edges are still the whole image's).
 
     SSD's, by the rule of DALI's RandomBBoxCrop: every box overlaps the crop by a drawn share. One of the overlaps, or
-    that the picture stays whole, is drawn, each as likely; after so many attempts that failed another one is. A crop
-    without any box is no good: a picture that has none stays whole.
+    that the image stays whole, is drawn, each as likely; after so many attempts that failed another one is. A crop
+    without any box is no good: an image that has none stays whole.
     """
     overlaps = augment.overlaps
     for _ in range(MAX_OPTIONS if boxes else 0):
@@ -156,7 +156,7 @@ def _overlap(part: CropWindow, box: Box) -> float:
 
 
 def window_centre(width: int, height: int, size: int, shorter: int) -> CropWindow:
-    """Return what is seen of a picture scaled to a shorter side, its longer one rounded down, and cut in the middle."""
+    """Return what is seen of an image scaled to a shorter side, its longer one rounded down, and cut in the middle."""
     if width < height:
         scaled_width, scaled_height = shorter, height * shorter // width
     else:

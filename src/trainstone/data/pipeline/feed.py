@@ -1,6 +1,6 @@
-"""One picture of a batch: read it (or remember it), decode, transform, write; deal with those that are damaged.
+"""One image of a batch: read it (or remember it), decode, transform, write; deal with those that are damaged.
 
-Called by many threads at once; what it does depends on seed, epoch and picture alone. No torch here.
+Called by many threads at once; what it does depends on seed, epoch and image alone. No torch here.
 """
 
 import logging
@@ -25,10 +25,10 @@ from trainstone.errors import DataError
 from trainstone.text import printable
 
 Holds = Literal["class", "boxes", "truth"]
-"""What batches hold beside pictures. class: one for each. boxes: to train on, edges as shares of the row's own pixels.
-truth: to validate with, edges as shares of the stored picture, crowds, areas and the picture's facts."""
+"""What batches hold beside images. class: one for each. boxes: to train on, edges as shares of the row's own pixels.
+truth: to validate with, edges as shares of the stored image, crowds, areas and the image's facts."""
 IGNORED = -1
-"""Label of what does not count: rows that fill up a batch, damaged pictures in validation, places without a box."""
+"""Label of what does not count: rows that fill up a batch, damaged images in validation, places without a box."""
 BOX_STEP = 8
 """Places for boxes come in multiples: few shapes of batches, so that compiled code is not made anew for each."""
 
@@ -39,23 +39,23 @@ class Boxes(NamedTuple):
     labels: NDArray[np.int64]
     crowds: NDArray[np.bool_]
     areas: NDArray[np.float32]
-    """In pixels of the stored picture."""
+    """In pixels of the stored image."""
 
 
-class Shown(NamedTuple):
+class RowTargets(NamedTuple):
     label: int = IGNORED
     boxes: Boxes | None = None
     facts: tuple[int, int, int] = (IGNORED, 0, 0)
-    """Number of the picture in its source, its width and height."""
+    """Number of the image in its source, its width and height."""
 
 
-NOTHING = Shown()
+NOTHING = RowTargets()
 
 
 def list_boxes(boxes: Sequence[Box], size: tuple[int, int], part: Crop | CropWindow, *, flip: bool) -> Boxes:
-    """Return boxes as they lie in a part of a picture, cut at its edges; those of which nothing is left are left out.
+    """Return boxes as they lie in a part of an image, cut at its edges; those of which nothing is left are left out.
 
-    `size`: width and height of the picture.
+    `size`: width and height of the image.
     """
     width, height = size
     stored = np.array([box[1:5] for box in boxes], dtype=np.float64).reshape(-1, 4)
@@ -81,7 +81,7 @@ PACKED = (((4,), 0, np.float32), ((), IGNORED, np.int64), ((), 0, np.bool_), (()
 """Shape of one box, value of an empty place and type, of each field of Boxes."""
 
 
-def pack(rows: Sequence[Shown], holds: Holds) -> tuple[NDArray[Any], ...]:
+def pack(rows: Sequence[RowTargets], holds: Holds) -> tuple[NDArray[Any], ...]:
     if holds == "class":
         return (np.array([row.label for row in rows], dtype=np.int64),)
     most = max((len(row.boxes.labels) for row in rows if row.boxes is not None), default=0)
@@ -98,7 +98,7 @@ def pack(rows: Sequence[Shown], holds: Holds) -> tuple[NDArray[Any], ...]:
 log = logging.getLogger(__name__)
 
 SUBSTITUTES = 100
-"""So many other pictures are tried in the place of a damaged one."""
+"""So many other images are tried in the place of a damaged one."""
 OVERHEAD_BYTES = 400
 """Of a sample's objects, about."""
 BOX_BYTES = 250
@@ -106,8 +106,8 @@ BOX_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A picture in memory; with pixels its stored bytes are gone."""
+class CachedImage:
+    """An image in memory; with pixels its stored bytes are gone."""
 
     sample: Sample
     seen: Look
@@ -117,7 +117,7 @@ class Kept:
 
 @dataclass
 class Cache:
-    """Pictures kept in memory up to a limit, as they are stored or decoded; the rest is read each time.
+    """Images kept in memory up to a limit, as they are stored or decoded; the rest is read each time.
 
     Nothing is thrown out: in a shuffled epoch the oldest is as likely to come again as any other.
     """
@@ -125,10 +125,10 @@ class Cache:
     keeps: Literal["off", "files", "pixels"] = "off"
     limit_bytes: int = 0
     used_bytes: int = 0
-    _kept: dict[int, Kept] = field(default_factory=dict)
+    _kept: dict[int, CachedImage] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, index: int) -> Kept | None:
+    def get(self, index: int) -> CachedImage | None:
         return self._kept.get(index)
 
     def clear(self) -> None:
@@ -141,14 +141,14 @@ class Cache:
         return self.keeps == "pixels" and self.used_bytes + size <= self.limit_bytes
 
     def put(self, index: int, sample: Sample, seen: Look, region: Region) -> None:
-        """Keep a picture if there is room; of pixels only those of a whole picture that nobody writes over."""
+        """Keep an image if there is room; of pixels only those of a whole image that nobody writes over."""
         if self.keeps == "off" or (self.keeps == "pixels" and not region.owned):
             return
         size = len(sample.image)
         if self.keeps == "files":
-            kept = Kept(sample, seen, size)
+            kept = CachedImage(sample, seen, size)
         else:
-            kept, size = Kept(replace(sample, image=b""), seen, size, region.pixels), region.pixels.nbytes
+            kept, size = CachedImage(replace(sample, image=b""), seen, size, region.pixels), region.pixels.nbytes
         size += OVERHEAD_BYTES + BOX_BYTES * len(sample.boxes)
         with self._lock:
             if index in self._kept or self.used_bytes + size > self.limit_bytes:
@@ -164,7 +164,7 @@ class BadImage(NamedTuple):
 
 @dataclass
 class Worker:
-    """What a thread keeps: memory to decode into, seconds spent in each stage, pictures made."""
+    """What a thread keeps: memory to decode into, seconds spent in each stage, images made."""
 
     scratch: Scratch = field(default_factory=Scratch)
     read_seconds: float = 0.0
@@ -173,7 +173,7 @@ class Worker:
     wait_seconds: float = 0.0
     """For memory: the batches made ahead are enough."""
     waits_since: float | None = None
-    pictures: int = 0
+    images: int = 0
     read_bytes: int = 0
 
     def waited_until(self, now: float) -> float:
@@ -182,8 +182,8 @@ class Worker:
         return self.wait_seconds + (0.0 if since is None else now - since)
 
 
-class Feed:
-    """What a recipe makes of the pictures of a source."""
+class InputPipeline:
+    """What a recipe makes of the images of a source."""
 
     def __init__(
         self,
@@ -203,10 +203,10 @@ class Feed:
         self._warned = threading.Event()
         """Set once a box without any area was met."""
 
-    def fill(self, place: SampleIndex, out: Pixels, worker: Worker, bad: list[BadImage]) -> Shown:
-        """Write a picture into `out` and return what it shows; a damaged one is replaced, or is an error."""
-        key = make_key(self._seed, place.epoch, place.picture)
-        index = place.picture
+    def fill(self, place: SampleIndex, out: Pixels, worker: Worker, bad: list[BadImage]) -> RowTargets:
+        """Write an image into `out` and return what it shows; a damaged one is replaced, or is an error."""
+        key = make_key(self._seed, place.epoch, place.image)
+        index = place.image
         for attempt in range(SUBSTITUTES):
             try:
                 return self.show(index, key, out, worker)
@@ -214,9 +214,9 @@ class Feed:
                 where = self.source.where(index)
                 if not self._skip_bad:
                     path = where.partition(", record ")[0]
-                    told = err.message if path in err.message else f"{where}: {err.message}"
-                    hint = err.hint or "--set loader.on_bad=skip leaves such pictures out; trainstone data verify"
-                    raise DataError(told, hint=hint) from err
+                    message = err.message if path in err.message else f"{where}: {err.message}"
+                    hint = err.hint or "--set loader.on_bad=skip leaves such images out; trainstone data verify"
+                    raise DataError(message, hint=hint) from err
                 bad.append(BadImage(where, err.message))
             if not self.transform.train:
                 out[:] = 0
@@ -225,12 +225,12 @@ class Feed:
             key = make_key(key, attempt)
             index = key % len(self.source)
         raise DataError(
-            f"{SUBSTITUTES} pictures in a row cannot be used, the last one {bad[-1].where}: {bad[-1].why}",
+            f"{SUBSTITUTES} images in a row cannot be used, the last one {bad[-1].where}: {bad[-1].why}",
             hint="look at the whole set: trainstone data verify",
         )
 
-    def show(self, index: int, key: int, out: Pixels, worker: Worker) -> Shown:
-        """Write one view of a picture; DataError where that cannot be done."""
+    def show(self, index: int, key: int, out: Pixels, worker: Worker) -> RowTargets:
+        """Write one view of an image; DataError where that cannot be done."""
         begin = time.perf_counter()
         kept = self.cache.get(index)
         sample = kept.sample if kept else self.source.read(index)
@@ -260,25 +260,25 @@ class Feed:
         worker.read_seconds += was_read - begin
         worker.decode_seconds += decoded - was_read
         worker.resize_seconds += resized - decoded
-        worker.pictures += 1
+        worker.images += 1
         worker.read_bytes += kept.stored_bytes if kept else len(sample.image)
         if self.holds == "class":
-            return Shown(label)
+            return RowTargets(label)
         size = seen.width, seen.height
         if self.holds == "truth":
-            return Shown(boxes=list_boxes(boxes, size, Crop(0, 0, *size), flip=False), facts=(index, *size))
-        return Shown(boxes=list_boxes(view.boxes, size, find_part(region, view), flip=view.flip))
+            return RowTargets(boxes=list_boxes(boxes, size, Crop(0, 0, *size), flip=False), facts=(index, *size))
+        return RowTargets(boxes=list_boxes(view.boxes, size, find_part(region, view), flip=view.flip))
 
     def check_label(self, sample: Sample) -> int:
         if sample.label is None:
             if self.num_classes is None:
                 return IGNORED
-            raise DataError(f"{sample.name} has no class", hint="this recipe needs pictures with one class each")
+            raise DataError(f"{sample.name} has no class", hint="this recipe needs images with one class each")
         self.check_class(sample.label, sample.name)
         return sample.label
 
     def check_boxes(self, index: int, sample: Sample) -> tuple[Box, ...]:
-        """Return the boxes that have an area in their picture; DataError for a class the network does not know."""
+        """Return the boxes that have an area in their image; DataError for a class the network does not know."""
         for box in sample.boxes:
             self.check_class(box.label, f"a box in {sample.name}")
         found = tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)

@@ -1,4 +1,4 @@
-"""Random numbers that depend on their key alone (seed, epoch, picture): not on threads, ranks, resumes or versions.
+"""Random numbers that depend on their key alone (seed, epoch, image): not on threads, ranks, resumes or versions.
 
 SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a counter through a mixing function, for one number or an array of them.
 """
@@ -22,7 +22,7 @@ def mix(value: int) -> int:
 
 
 def make_key(*numbers: int) -> int:
-    """Return the key of several numbers in order: (seed, epoch, picture)."""
+    """Return the key of several numbers in order: (seed, epoch, image)."""
     key = 0
     for number in numbers:
         key = mix((key ^ number & MASK) + STEP & MASK)

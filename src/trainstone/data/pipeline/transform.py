@@ -1,4 +1,4 @@
-"""From a stored picture to the pixels of a batch: choose the part, decode what it needs, resize, mirror, colour.
+"""From a stored image to the pixels of a batch: choose the part, decode what it needs, resize, mirror, colour.
 
 Training draws part, mirroring and colours at random; validation takes the middle, or all. Pixels stay uint8; the device
 normalises. Colours change as by DALI's Hsv and BrightnessContrast, each of which rounds and saturates to uint8.
@@ -62,12 +62,12 @@ class ImageView(NamedTuple):
     shrink: int = 1
     """How many times smaller it is enough to decode a JPEG."""
     boxes: tuple[Box, ...] = ()
-    """Those that count as shown; edges are shares of the whole picture."""
+    """Those that count as shown; edges are shares of the whole image."""
     colours: Colours | None = None
 
 
 class Transform:
-    """How a recipe's pictures are shown, to train on or to validate with."""
+    """How a recipe's images are shown, to train on or to validate with."""
 
     def __init__(self, config: Config, *, train: bool) -> None:
         augment, loader = config.augment, config.loader
@@ -75,7 +75,7 @@ class Transform:
         self.shorter = self.size * 256 // 224 if augment.val_shorter == "auto" else augment.val_shorter
         if self.shorter < self.size:
             raise ConfigError(f"augment.val_shorter = {self.shorter} is below data.image_size = {self.size}")
-        # Which pictures find room in a cache depends on chance: kept or not, they must look the same.
+        # Which images find room in a cache depends on chance: kept or not, they must look the same.
         plain = loader.cache == "pixels"
         self.fast = train and loader.decode == "fast" and not plain
         """Decode JPEGs by the quick cosine transform."""
@@ -84,7 +84,7 @@ class Transform:
         self._colours = train and changes_colours(augment)
 
     def choose(self, seen: Look, boxes: tuple[Box, ...], key: int) -> ImageView:
-        """Return the view of a picture; `key` decides all that is random."""
+        """Return the view of an image; `key` decides all that is random."""
         width, height = seen.width, seen.height
         augment = self.augment
         if not self.train:
@@ -92,7 +92,7 @@ class Transform:
                 return ImageView(Crop(0, 0, width, height), flip=False, boxes=boxes)
             return ImageView(window_centre(width, height, self.size, self.shorter), flip=False)
         draws = Draws(key)
-        # Drawn first: a recipe that crops in another way mirrors the same pictures.
+        # Drawn first: a recipe that crops in another way mirrors the same images.
         flip = draws.uniform() < augment.flip
         colours = None
         if self._colours:
@@ -113,7 +113,7 @@ class Transform:
         return ImageView(part, flip, shrink, kept, colours)
 
     def rows_needed(self, view: ImageView, seen: Look) -> int:
-        """Return how many rows of the picture, from its top, a view is made of."""
+        """Return how many rows of the image, from its top, a view is made of."""
         if isinstance(view.part, Crop):
             return view.part.bottom
         if not self.antialias:
@@ -131,8 +131,8 @@ class Transform:
             else:
                 cv2.resize(part, (self.size, self.size), dst=out, interpolation=cv2.INTER_LINEAR)
         elif self.antialias:
-            picture = Image.fromarray(region.pixels)
-            np.copyto(out, np.asarray(picture.resize(out.shape[:2], Image.Resampling.BILINEAR, box=view.part)))
+            image = Image.fromarray(region.pixels)
+            np.copyto(out, np.asarray(image.resize(out.shape[:2], Image.Resampling.BILINEAR, box=view.part)))
         else:  # as it is defined: all of it scaled to the shorter side, then the middle cut out
             whole = resize_shorter(region.pixels, self.shorter)
             top, left = (whole.shape[0] - self.size) // 2, (whole.shape[1] - self.size) // 2
@@ -144,17 +144,17 @@ class Transform:
 
 
 def scale_edges(crop: Crop, shrink: int) -> list[int]:
-    """Return left, top, right and bottom in a picture that is so many times smaller."""
+    """Return left, top, right and bottom in an image that is so many times smaller."""
     edges = [crop.left, crop.top, crop.right, crop.bottom]
     return edges if shrink == 1 else [round(edge / shrink) for edge in edges]
 
 
 def find_part(region: Region, view: ImageView) -> Crop | CropWindow:
-    """Return what `write` really shows of a picture: whole pixels of what was decoded, in those of the picture."""
+    """Return what `write` really shows of an image: whole pixels of what was decoded, in those of the image."""
     if not isinstance(view.part, Crop) or region.shrink == 1:
         return view.part
     left, top, right, bottom = (edge * region.shrink for edge in scale_edges(view.part, region.shrink))
-    # The last pixel of a smaller picture may stand for some beyond the picture's edge: that is its size all the same.
+    # The last pixel of a smaller image may stand for some beyond the image's edge: that is its size all the same.
     return CropWindow(left, top, right, bottom)
 
 
@@ -169,8 +169,8 @@ DETAILS = {
 def describe_transform(augment: AugmentConfig) -> str:
     """Return what is done in training, by the recipe's keys: crop area, area 0.08 to 1, aspect 0.75 to 1.333, ..."""
     colours = Colours._fields if changes_colours(augment) else ()
-    told = []
+    message = []
     for name in ("crop", *DETAILS.get(augment.crop, ()), "resize", "flip", *colours):
         value = getattr(augment, name)
-        told.append(f"{name} {' to '.join(f'{end:.4g}' for end in value) if isinstance(value, tuple) else value}")
-    return ", ".join(told)
+        message.append(f"{name} {' to '.join(f'{end:.4g}' for end in value) if isinstance(value, tuple) else value}")
+    return ", ".join(message)

@@ -305,8 +305,8 @@ def _new_folder(archive: Path, target: Path) -> Iterator[Path]:
 
 def _check_room(archive: Path, num_bytes: int, room: int) -> None:
     if num_bytes > room:
-        told = f"unpacks to {format_bytes(num_bytes)} or more, the disk has {format_bytes(room)} free"
-        raise DataError(f"{printable(str(archive))}: {told}", hint="make room, or choose a folder on another disk")
+        message = f"unpacks to {format_bytes(num_bytes)} or more, the disk has {format_bytes(room)} free"
+        raise DataError(f"{printable(str(archive))}: {message}", hint="make room, or choose a folder on another disk")
 
 
 @contextmanager

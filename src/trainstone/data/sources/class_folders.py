@@ -10,7 +10,14 @@ from pathlib import Path
 
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.sources.archives import unpack_once
-from trainstone.data.sources.listing import FilePlace, ListingBuilder, is_picture, list_entries, open_tree, walk_folder
+from trainstone.data.sources.listing import (
+    FilePlace,
+    ListingBuilder,
+    is_image_file,
+    list_entries,
+    open_tree,
+    walk_folder,
+)
 from trainstone.data.storage.box_file import SUFFIX, read_box_file
 from trainstone.errors import DataError
 from trainstone.text import printable
@@ -32,7 +39,7 @@ def find_class_folders(path: Path) -> DataSet:
     folders = {folder.name.lower(): folder for folder in _list_folders(path)}
     found = {"train": folders["train"]} if "train" in folders else {}
     for folder in (folders[name] for name in VAL_FOLDERS if name in folders):
-        # A folder of pictures alone is a class, or has no labels.
+        # A folder of images alone is a class, or has no labels.
         if any(inner.name != folder.name and not inner.name.startswith(".") for inner in _list_folders(folder)):
             found["val"] = folder
             break
@@ -46,7 +53,7 @@ def find_class_folders(path: Path) -> DataSet:
 
 
 def open_class_folders(path: Path, folders: Mapping[str, str], classes: Sequence[ClassName]) -> DataSet:
-    """Open the splits of a prepared set, each with its folder; a class may have no pictures, a split neither."""
+    """Open the splits of a prepared set, each with its folder; a class may have no images, a split neither."""
     names = [entry.name for entry in classes]
     splits = []
     for name, folder in folders.items():
@@ -70,7 +77,7 @@ def find_tiny_imagenet(path: Path) -> DataSet:
     annotations = tree.read_lines("val/val_annotations.txt") or tree.read_lines("val_annotations.txt")
     wnids = {fields[0]: fields[1] for line in annotations if len(fields := line.split("\t")) >= 2}
     for name, place in tree.files.items():
-        if not is_picture(name):
+        if not is_image_file(name):
             if name.endswith("_boxes.txt"):
                 boxes |= _read_tiny_boxes(tree.read_lines(name), 1)
         elif match := _TINY_TRAIN.fullmatch(name):
@@ -82,9 +89,9 @@ def find_tiny_imagenet(path: Path) -> DataSet:
                 raise DataError(f"val/{printable(file)} of Tiny-ImageNet has no line in val_annotations.txt")
             val.add(f"{wnid}/{file}", wnid, place)
     if not train and not val:
-        raise DataError(f"{printable(str(path))}: no pictures of Tiny-ImageNet, train/<wnid>/ and val/ were looked for")
+        raise DataError(f"{printable(str(path))}: no images of Tiny-ImageNet, train/<wnid>/ and val/ were looked for")
     for name in (name for name, builder in builders.items() if not builder):
-        log.warning("%s: no pictures for %s", printable(str(path)), name)
+        log.warning("%s: no images for %s", printable(str(path)), name)
     classes = sorted((train or val).classes)
     boxes |= _read_tiny_boxes(annotations, 2)
     words = tree.read_lines("words.txt") or tree.read_lines("classes.txt")
@@ -104,7 +111,7 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
     Folders are ImageNet's labels: 1000 classes named 0 to 999, whichever of them are there.
     """
     found = path
-    if path.is_dir():  # the one tar of ImageNetV2 in a folder that holds no folders of pictures
+    if path.is_dir():  # the one tar of ImageNetV2 in a folder that holds no folders of images
         tars = sorted(file for file in path.glob("imagenetv2*.tar*") if file.is_file())
         found = tars[0] if len(tars) == 1 and not _list_folders(path) else path
     elif not path.is_file():
@@ -115,7 +122,7 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
     parents: set[str] = set()
     for name, place in open_tree(found).files.items():
         match = _NUMBERED.fullmatch(name)
-        if match is None or not is_picture(name):
+        if match is None or not is_image_file(name):
             continue
         parents.add(match[1] or "")
         if int(match[2]) > 999:
@@ -125,7 +132,7 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
             names = ", ".join(sorted(parents))
             raise DataError(f"{path}: several variants of ImageNetV2: {names}", hint="give the path of one of them")
     if not builder:
-        raise DataError(f"{printable(str(path))}: no ImageNetV2, pictures in folders 0 to 999 were looked for")
+        raise DataError(f"{printable(str(path))}: no ImageNetV2, images in folders 0 to 999 were looked for")
     classes = [str(number) for number in range(1000)]
     storage = "ImageNetV2 tar" if found.is_file() else "ImageNetV2 folders"
     splits = [Split("val", builder.finish(classes))]
@@ -136,17 +143,17 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     builder = ListingBuilder(root)
     others: list[str] = []
     for folder, path, files in walk_folder(root):
-        pictures = [file for file in files if is_picture(file)]
-        if pictures and not folder:
+        images = [file for file in files if is_image_file(file)]
+        if images and not folder:
             hint = "put each image into the folder of its class"
-            raise DataError(f"{root}: {pictures[0]} is in no class folder", hint=hint)
+            raise DataError(f"{root}: {images[0]} is in no class folder", hint=hint)
         others += [file for file in files if file.lower().endswith(OTHER_SUFFIXES)]
         place = FilePlace(path)
-        for file in pictures:
+        for file in images:
             builder.add(f"{folder}/{file}", folder, place)
     if others:
-        told = "%s: %d files like %s are left out: class folders are read as im2rec does, .jpg, .jpeg and .png"
-        log.warning(told, printable(str(root)), len(others), printable(others[0]))
+        message = "%s: %d files like %s are left out: class folders are read as im2rec does, .jpg, .jpeg and .png"
+        log.warning(message, printable(str(root)), len(others), printable(others[0]))
     if not builder and not may_be_empty:
         raise DataError(f"{root}: no images; files ending in .jpeg, .jpg or .png in class folders were looked for")
     return builder

@@ -1,4 +1,4 @@
-"""COCO's layout: annotations/instances_<split>.json and a folder of pictures for each split, read as it lies.
+"""COCO's layout: annotations/instances_<split>.json and a folder of images for each split, read as it lies.
 
 Any categories will do. `prepare_coco` makes such a folder, checked, from the published zips, or from folders they were
 unpacked to. Beside the originals it writes what training reads: bbox_only_instances_<split>.json, <split>-images.txt
@@ -26,7 +26,7 @@ from trainstone.data.image.inspect import look
 from trainstone.data.parallel import Pool, WorkProgress, lock_file, map_in_order, open_pool
 from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
 from trainstone.data.sources.archives import extract_zip, list_zip
-from trainstone.data.sources.listing import MAX_PICTURE_BYTES
+from trainstone.data.sources.listing import MAX_IMAGE_BYTES
 from trainstone.errors import DataError
 from trainstone.files import sync_path, write_atomically
 from trainstone.formats.coco import (
@@ -51,7 +51,7 @@ OFFICIAL = {"train2017": (118_287, 117_266), "val2017": (5_000, None)}
 
 
 def find_coco(path: Path) -> DataSet:
-    """Open a folder in COCO's layout; splits whose pictures are not there are told and left out."""
+    """Open a folder in COCO's layout; splits whose images are not there are told and left out."""
     usable = find_splits(path)
     found = find_annotations(path / "annotations")
     if not usable:
@@ -63,7 +63,7 @@ def find_coco(path: Path) -> DataSet:
     for stem, file in found.items():
         if stem not in usable:
             reason = f"annotations/{file.name} is there, {stem}/ is not"
-            log.warning("%s: %s: its pictures are left out", path, reason)
+            log.warning("%s: %s: its images are left out", path, reason)
             for name in (stem, YEAR.sub("", stem)):
                 lacking.setdefault(name, reason)
     splits: list[Split] = []
@@ -79,7 +79,7 @@ def find_coco(path: Path) -> DataSet:
 
 
 def open_splits(path: Path, folders: Mapping[str, str]) -> DataSet:
-    """Open the splits of a prepared set: each with its folder of pictures, after which its annotations are named."""
+    """Open the splits of a prepared set: each with its folder of images, after which its annotations are named."""
     splits = []
     for name, folder in folders.items():
         annotations = path / "annotations" / f"instances_{folder}.json"
@@ -88,8 +88,8 @@ def open_splits(path: Path, folders: Mapping[str, str]) -> DataSet:
 
 
 def find_splits(path: Path) -> dict[str, tuple[Path, Path]]:
-    """Return train2017 -> its annotation file and its pictures' folder; train comes first."""
-    found = {stem: (file, find_pictures(path, stem)) for stem, file in find_annotations(path / "annotations").items()}
+    """Return train2017 -> its annotation file and its images' folder; train comes first."""
+    found = {stem: (file, find_images(path, stem)) for stem, file in find_annotations(path / "annotations").items()}
     return {stem: (file, folder) for stem, (file, folder) in found.items() if folder is not None}
 
 
@@ -103,7 +103,7 @@ def find_annotations(folder: Path) -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("train"), item[0])))
 
 
-def find_pictures(path: Path, stem: str) -> Path | None:
+def find_images(path: Path, stem: str) -> Path | None:
     names = dict.fromkeys((stem, YEAR.sub("", stem) or stem))
     folders = [path / below / name for name in names for below in ("", "images")]
     return next((folder for folder in folders if folder.is_dir()), None)
@@ -125,27 +125,27 @@ def name_set(categories: Sequence[CocoCategory]) -> str:
 
 @dataclass(frozen=True)
 class CocoSource:
-    """The pictures of one split; boxes lie in arrays, so that many processes can share them."""
+    """The images of one split; boxes lie in arrays, so that many processes can share them."""
 
     annotations: Path
-    pictures: Path
+    images: Path
     names: Sequence[str]
     ids: NDArray[np.int64]
     starts: NDArray[np.int64]
-    """First box of each picture, and the end."""
+    """First box of each image, and the end."""
     edges: NDArray[np.float64]
     """Left, top, right, bottom as shares of width and height. (boxes, 4)"""
     labels: NDArray[np.int64]
     crowds: NDArray[np.bool_]
     areas: NDArray[np.float64]
-    """Of objects, as shares of the picture's; not a number where only the box's is known."""
+    """Of objects, as shares of the image's; not a number where only the box's is known."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, index: int) -> Sample:
         try:
-            image = (self.pictures / self.names[index]).read_bytes()
+            image = (self.images / self.names[index]).read_bytes()
         except OSError as err:
             raise DataError(
                 f"cannot read {self.where(index)}: {err.strerror}", hint=f"{self.annotations} names it"
@@ -162,34 +162,34 @@ class CocoSource:
         return self.names[index]
 
     def where(self, index: int) -> str:
-        return str(self.pictures / self.names[index])
+        return str(self.images / self.names[index])
 
     def size_bytes(self, index: int) -> int:
-        """Return a picture's length; 0 where it is gone, which reading it will tell."""
+        """Return an image's length; 0 where it is gone, which reading it will tell."""
         try:
-            return (self.pictures / self.names[index]).stat().st_size
+            return (self.images / self.names[index]).stat().st_size
         except OSError:
             return 0
 
     def fingerprint(self) -> str:
-        """Return a checksum of the annotation file's facts, and the pictures' names and lengths."""
+        """Return a checksum of the annotation file's facts, and the images' names and lengths."""
         facts = self.annotations.stat()
-        told = f"{self.annotations.name} {facts.st_size} {facts.st_mtime_ns} {self.pictures.name}\n"
-        digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))
+        message = f"{self.annotations.name} {facts.st_size} {facts.st_mtime_ns} {self.images.name}\n"
+        digest = hashlib.sha256(message.encode("utf-8", "surrogateescape"))
         for index, name in enumerate(self.names):
             digest.update(f"{self.size_bytes(index)} {name}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
     def without_empty(self) -> "CocoSource":
-        """Return the pictures with at least one box, as detectors are trained on."""
+        """Return the images with at least one box, as detectors are trained on."""
         counts = np.diff(self.starts)
         kept = np.flatnonzero(counts)
         starts = np.concatenate([[0], np.cumsum(counts[kept])])
         return replace(self, names=[self.names[i] for i in kept.tolist()], ids=self.ids[kept], starts=starts)
 
 
-def make_source(instances: Instances, annotations: Path, pictures: Path) -> CocoSource:
-    """Gather the boxes of each picture, clipped to it; the order within a picture stays."""
+def make_source(instances: Instances, annotations: Path, images: Path) -> CocoSource:
+    """Gather the boxes of each image, clipped to it; the order within an image stays."""
     numbers = number_categories(instances.categories)
     place_of = {image.id: place for place, image in enumerate(instances.images)}
     places = np.array([place_of[item.image_id] for item in instances.annotations], dtype=np.int64)
@@ -200,7 +200,7 @@ def make_source(instances: Instances, annotations: Path, pictures: Path) -> Coco
     high = np.clip(boxes[:, :2] + boxes[:, 2:], 0, ends) / ends
     kept = np.flatnonzero((high > low).all(axis=1))
     if len(kept) < len(boxes):
-        log.warning("%s: %d boxes without any area in their picture are left out", annotations, len(boxes) - len(kept))
+        log.warning("%s: %d boxes without any area in their image are left out", annotations, len(boxes) - len(kept))
     order = kept[np.argsort(places[kept], kind="stable")]
     counts = np.bincount(places[kept], minlength=len(instances.images))
     # Areas of objects in pixels, where the file has its own: the original's prepared files say 1 everywhere, and ours
@@ -211,7 +211,7 @@ def make_source(instances: Instances, annotations: Path, pictures: Path) -> Coco
     areas[as_box | (areas < 0) | (areas == 1).all()] = np.nan
     return CocoSource(
         annotations=annotations,
-        pictures=pictures,
+        images=images,
         names=[image.file_name for image in instances.images],
         ids=np.array([image.id for image in instances.images], dtype=np.int64),
         starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -284,7 +284,7 @@ def survey(source: Path) -> list[CocoPart]:
         stems = list(find_annotations(source / "annotations"))
         parts = [CocoPart("annotations", source / "annotations")] if stems else []
     for stem in stems:
-        origin = zips.get(f"{stem}.zip") or find_pictures(source, stem)
+        origin = zips.get(f"{stem}.zip") or find_images(source, stem)
         if origin is not None:
             parts.append(CocoPart(stem, origin))
     return parts
@@ -466,8 +466,8 @@ def look_at(folder: Path, image: CocoImage, *, decoded: bool) -> tuple[int, int,
     """Return an image's length, its share of the folder's checksum, and what is wrong with it, if anything is."""
     path = folder / image.file_name
     try:
-        if path.stat().st_size > MAX_PICTURE_BYTES:
-            raise DataError(f"larger than {format_bytes(MAX_PICTURE_BYTES)}")
+        if path.stat().st_size > MAX_IMAGE_BYTES:
+            raise DataError(f"larger than {format_bytes(MAX_IMAGE_BYTES)}")
         data = path.read_bytes()
         seen = look(data)
         if seen.kind != "jpeg" and image.file_name.lower().endswith((".jpg", ".jpeg")):
@@ -490,8 +490,8 @@ def warn(stem: str, instances: Instances, folder: Path) -> None:
     found = (len(names), len({item.image_id for item in instances.annotations}))
     published = OFFICIAL.get(stem, (None, None))
     if any(expected not in (None, number) for number, expected in zip(found, published, strict=True)):
-        told = "%s has %d images, %d of them with boxes; the published set has %s and %s"
-        log.warning(told, stem, *found, *(number or "unknown" for number in published))
+        message = "%s has %d images, %d of them with boxes; the published set has %s and %s"
+        log.warning(message, stem, *found, *(number or "unknown" for number in published))
     extra = list_files(folder).keys() - names
     if extra:
         log.warning("%s has %s that its annotations do not name", stem, format_count(len(extra), "file"))

@@ -34,7 +34,7 @@ _TEMPORARY = (408, 425, 429)  # and all from 500
 _BROKEN = (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException, ssl.SSLError)
 
 
-class Wanted(NamedTuple):
+class DownloadSpec(NamedTuple):
     name: str
     addresses: tuple[str, ...]
     """Tried in order until one exists."""
@@ -62,7 +62,7 @@ def is_address(text: str) -> bool:
     return re.match("[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 
-def list_coco_files(mirror: str) -> list[Wanted]:
+def list_coco_files(mirror: str) -> list[DownloadSpec]:
     """Return COCO's zip files on a mirror, which has COCO's folders or none; its query (a token) goes to each."""
     parts = _parse_address(mirror)
     files = []
@@ -70,11 +70,11 @@ def list_coco_files(mirror: str) -> list[Wanted]:
         name = path.rpartition("/")[2]
         below = [f"{parts.path.rstrip('/')}/{quote(place)}" for place in (path, name)]
         addresses = tuple(urlunsplit(parts._replace(path=place)) for place in below)
-        files.append(Wanted(name, addresses, "md5", md5, size))
+        files.append(DownloadSpec(name, addresses, "md5", md5, size))
     return files
 
 
-def find_file(address: str, sha256: str | None) -> Wanted:
+def find_file(address: str, sha256: str | None) -> DownloadSpec:
     """Return the file at an address; its checksum is given or stated by its name."""
     parts = _parse_address(address)
     name = unquote(parts.path.rpartition("/")[2])
@@ -86,7 +86,7 @@ def find_file(address: str, sha256: str | None) -> Wanted:
     if sha256 is None and stated is None:
         raise DataError(f"the checksum of {name} is not known", hint="give its --sha256 DIGITS")
     digits = sha256.lower() if sha256 is not None else stated[1] if stated else ""
-    return Wanted(name, (urlunsplit(parts),), "sha256", digits)
+    return DownloadSpec(name, (urlunsplit(parts),), "sha256", digits)
 
 
 def _parse_address(text: str) -> SplitResult:
@@ -102,7 +102,7 @@ def _parse_address(text: str) -> SplitResult:
 
 
 def fetch(
-    files: Sequence[Wanted],
+    files: Sequence[DownloadSpec],
     target: Path,
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -135,7 +135,7 @@ def fetch(
         raise DataError(f"cannot download to {err.filename or target}: {err.strerror or err}", hint=hint) from err
 
 
-def _check_digest(digest: "hashlib._Hash", wanted: Wanted, error: DataError) -> None:
+def _check_digest(digest: "hashlib._Hash", wanted: DownloadSpec, error: DataError) -> None:
     found = digest.hexdigest()
     if not found.startswith(wanted.digits):
         message = f"{error.message}: its {wanted.kind} is {found}, expected {wanted.digits}"
@@ -177,7 +177,7 @@ OPENER = urllib.request.build_opener(_Redirects)
 class _Download:
     """Completes one partial file and checks it."""
 
-    def __init__(self, wanted: Wanted, file: IO[bytes], timeout: float, sleep: Callable[[float], None]) -> None:
+    def __init__(self, wanted: DownloadSpec, file: IO[bytes], timeout: float, sleep: Callable[[float], None]) -> None:
         self._wanted = wanted
         self._file = file
         self._timeout_seconds = timeout
@@ -200,8 +200,8 @@ class _Download:
                 if failures >= len(WAITS_SECONDS):
                     reason = err.reason if isinstance(err, urllib.error.URLError) else err
                     cause = reason if isinstance(reason, Exception) else err
-                    told = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-                    message = f"cannot download {_hide_query(wanted.addresses[0])}: {told}"
+                    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+                    message = f"cannot download {_hide_query(wanted.addresses[0])}: {text}"
                     raise DataError(message, hint="run it again later: it resumes") from err
                 self._sleep(WAITS_SECONDS[failures])
         hint = "run it again; if that does not help, the file on the server is damaged or another one"

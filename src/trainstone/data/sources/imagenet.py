@@ -2,8 +2,8 @@
 
 Of that: the published tars, read in place; folders; Kaggle's layout; mixtures. Samples are in the order of im2rec.py's
 walk: synsets sorted, names sorted in each. Nothing is extracted or moved.
-What is published beside the pictures: labels of validation pictures, names of classes, bounding boxes. Boxes are XML,
-read by the rules of TensorFlow's process_bounding_boxes.py, or the CSV it writes; they are found by a picture's file
+What is published beside the images: labels of validation images, names of classes, bounding boxes. Boxes are XML,
+read by the rules of TensorFlow's process_bounding_boxes.py, or the CSV it writes; they are found by an image's file
 name without extension, such as n01440764_10026.
 """
 
@@ -20,7 +20,7 @@ from trainstone.data.manifest import WORK
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.sources.archives import list_tar, read_tar, unpack_once
 from trainstone.data.sources.class_folders import find_class_folders, find_imagenetv2, find_tiny_imagenet
-from trainstone.data.sources.listing import FilePlace, ListingBuilder, is_picture, list_entries, walk_files
+from trainstone.data.sources.listing import FilePlace, ListingBuilder, is_image_file, list_entries, walk_files
 from trainstone.data.storage.box_file import read_box_file
 from trainstone.errors import DataError
 from trainstone.formats.files import damaged_line, read_lines
@@ -45,12 +45,12 @@ KAGGLE_FOLDERS = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 MAX_PARTS = 64
 MAX_XML_BYTES = 2**20
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
-VAL_PICTURE = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
+VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
 _MOVE = re.compile(r"\bmv\s+\S*ILSVRC2012_val_(\d{8})\S*\s+\S*?(n\d{8})", re.ASCII)
 _TEXT_LINE = re.compile(r"(n\d{8})[ \t]+(.*)", re.ASCII)
 _PACKED_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _ALLOWED = (
-    "allowed are ILSVRC2012_devkit_t12.tar.gz, a synset on each line in the order of the pictures, "
+    "allowed are ILSVRC2012_devkit_t12.tar.gz, a synset on each line in the order of the images, "
     "Kaggle's LOC_val_solution.csv, and valprep.sh"
 )
 
@@ -70,8 +70,8 @@ def find_raw(
         return find_class_folders(source)
     found = find_imagenet(source, val_labels=val_labels, boxes=boxes, work=work)
     if len(found.classes) != NUM_CLASSES:
-        told = "%s has %d classes, ImageNet 1,000; other sets have a --dataset of their own"
-        log.warning(told, source, len(found.classes))
+        message = "%s has %d classes, ImageNet 1,000; other sets have a --dataset of their own"
+        log.warning(message, source, len(found.classes))
     return found
 
 
@@ -93,7 +93,7 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
         missing = f"no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/"
         raise DataError(f"{path}: {missing}", hint="give the folder that holds them")
     for split in TARS.keys() - builders.keys():
-        log.warning("%s: no pictures for %s; looked for %s and %s/", path, split, TARS[split], FOLDERS[split][0])
+        log.warning("%s: no images for %s; looked for %s and %s/", path, split, TARS[split], FOLDERS[split][0])
     classes = sorted(builders[next(iter(builders))].classes)
     found_boxes = _find_boxes(shelves, boxes, classes)
     splits = []
@@ -101,8 +101,8 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
         listing = builder.finish(classes, found_boxes, skip_other_classes=split == "val")
         if len(listing) < len(builder):
             num_dropped, others = len(builder) - len(listing), sorted(set(builder.classes) - set(classes))
-            told = "%s: val: %s of classes that train lacks are dropped (%s ...)"
-            log.warning(told, path, format_count(num_dropped, "image"), others[0])
+            message = "%s: val: %s of classes that train lacks are dropped (%s ...)"
+            log.warning(message, path, format_count(num_dropped, "image"), others[0])
         splits.append(Split(split, listing))
     texts: dict[str, str] = {}
     if listed := _find(shelves, *TEXT_FILES):
@@ -132,7 +132,7 @@ def _find(shelves: Sequence[dict[str, Path]], *names: str) -> Path | None:
 def _gather(
     path: Path, shelves: Sequence[dict[str, Path]], split: str, val_labels: Path | None, work: Path
 ) -> ListingBuilder | None:
-    """List the pictures of a split; None where there are none."""
+    """List the images of a split; None where there are none."""
     found = _find(shelves, TARS[split], f"{TARS[split]}.gz", *FOLDERS[split])
     if found is None and split == "train" and any(SYNSET.match(name) for name in shelves[0]):
         found = path
@@ -146,12 +146,12 @@ def _gather(
     for file, synset, place in _list_images(found):
         if synset is not None:
             builder.add(f"{synset}/{file}", synset, place)
-        elif split == "val" and (match := VAL_PICTURE.match(file)):
+        elif split == "val" and (match := VAL_IMAGE.match(file)):
             flat.append((int(match[1]), file, place))
         else:
             num_strays += 1
     if num_strays:
-        log.warning("%s: %s in no synset's folder left out", found, format_count(num_strays, "picture"))
+        log.warning("%s: %s in no synset's folder left out", found, format_count(num_strays, "image"))
     if flat:
         _add_flat(builder, found, flat, val_labels or _find(shelves, *LABEL_FILES))
     return builder or None
@@ -170,10 +170,10 @@ def _list_images(path: Path) -> Iterator[tuple[str, str | None, FilePlace]]:
             inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
             for inner_name, offset, size in list_tar(*inner):
                 folder, _, image = inner_name.rpartition("/")
-                if is_picture(image):
+                if is_image_file(image):
                     synset = _synset_of(file) or _synset_of(folder.rpartition("/")[2])
                     yield image, synset, FilePlace(inner[0], offset, size)
-        elif is_picture(file):
+        elif is_image_file(file):
             yield file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), place
 
 
@@ -185,7 +185,7 @@ def _synset_of(name: str) -> str | None:
 def _add_flat(
     builder: ListingBuilder, where: Path, flat: Sequence[tuple[int, str, FilePlace]], labels_path: Path | None
 ) -> None:
-    """Add validation pictures as published, in no folders; a picture's number says its label."""
+    """Add validation images as published, in no folders; an image's number says its label."""
     if labels_path is None:
         missing = f"validation images are in no class folders, and none of {', '.join(LABEL_FILES)} was found"
         raise DataError(f"{where}: {missing}", hint="put ILSVRC2012_devkit_t12.tar.gz beside it")
@@ -196,26 +196,26 @@ def _add_flat(
             raise DataError(f"{labels_path}: has {len(labels):,} labels, and none for {file}", hint=hint)
         builder.add(f"{labels[number]}/{file}", labels[number], place)
     if len(builder) < len(labels):
-        log.warning("%s: %d of %d validation pictures are there", where, len(builder), len(labels))
+        log.warning("%s: %d of %d validation images are there", where, len(builder), len(labels))
 
 
 def read_val_labels(path: Path) -> dict[int, str]:
-    """Return the synset of each validation picture by the number in its name, from any of the published forms."""
+    """Return the synset of each validation image by the number in its name, from any of the published forms."""
     if is_devkit(path):
         labels, _ = read_devkit(path)
         return labels
     lines = list(read_lines(path))
     if not lines:
-        raise DataError(f"{printable(str(path))}: empty, labels of ImageNet's validation pictures were expected")
+        raise DataError(f"{printable(str(path))}: empty, labels of ImageNet's validation images were expected")
     if lines[0][1].lower().startswith("imageid,"):
         labels = {}
         for number, line in lines[1:]:
             fields = next(csv.reader([line]), [])
-            picture = VAL_PICTURE.fullmatch(fields[0].strip()) if len(fields) == 2 else None
+            image = VAL_IMAGE.fullmatch(fields[0].strip()) if len(fields) == 2 else None
             synset = SYNSET.match(fields[1].strip()) if len(fields) == 2 else None
-            if picture is None or synset is None:
+            if image is None or synset is None:
                 raise damaged_line(path, number, "ILSVRC2012_val_<number>,<synset> <box> was expected")
-            labels[int(picture[1])] = synset[0]
+            labels[int(image[1])] = synset[0]
         return labels
     moves = {int(match[1]): match[2] for _, text in lines if (match := _MOVE.search(text))}
     if moves:
@@ -233,7 +233,7 @@ def is_devkit(path: Path) -> bool:
 def read_devkit(path: Path) -> tuple[dict[int, str], dict[str, str]]:
     """Read the development kit's tar, or the folder it extracts to, or its folder data.
 
-    Returns the synset of each validation picture, by its number from 1, and the words of each synset.
+    Returns the synset of each validation image, by its number from 1, and the words of each synset.
     """
     names = (META_FILE, TRUTH_FILE)
     if path.is_dir():
@@ -290,7 +290,7 @@ def _find_boxes(
 
 
 def read_boxes(path: Path, synsets: Collection[str]) -> dict[str, tuple[Edges, ...]]:
-    """Return boxes by picture, from a folder of XML files, a tar of it (tars in it, too), or a CSV.
+    """Return boxes by image, from a folder of XML files, a tar of it (tars in it, too), or a CSV.
 
     XML below the folder of another synset is skipped unread; below none (val/), all labels are taken.
     """
@@ -302,7 +302,7 @@ def read_boxes(path: Path, synsets: Collection[str]) -> dict[str, tuple[Edges, .
         folder, _, file = name.rpartition("/")
         if boxes := read_box_xml(content, _nearest_synset(folder), known, where=where):
             found[file.removesuffix(".xml")] = tuple(boxes)
-    log.info("%s: boxes for %d pictures", path, len(found))
+    log.info("%s: boxes for %d images", path, len(found))
     return found
 
 
@@ -342,13 +342,13 @@ def _nearest_synset(folder: str) -> str | None:
 def read_box_xml(content: bytes, synset: str | None, known_synsets: Collection[str], *, where: str) -> list[Edges]:
     """Return the boxes of one file as shares of the size it states, rounded to four decimals.
 
-    Edges are put in order and cut at the picture's, boxes without area skipped. So is a file labelled with another
+    Edges are put in order and cut at the image's, boxes without area skipped. So is a file labelled with another
     known synset; any other label is taken for the synset's, as many dogs are labelled in words. Without a synset
     labels are not looked at. XML that defines anything is refused: no document type, so no entities that grow or name
     files.
     """
     if len(content) > MAX_XML_BYTES:
-        raise DataError(f"{where}: {len(content):,} bytes, boxes of a picture take at most {MAX_XML_BYTES:,}")
+        raise DataError(f"{where}: {len(content):,} bytes, boxes of an image take at most {MAX_XML_BYTES:,}")
     try:
         text = content.decode("utf-8-sig")
         if "<!DOCTYPE" in text or "<!ENTITY" in text:
@@ -360,7 +360,7 @@ def read_box_xml(content: bytes, synset: str | None, known_synsets: Collection[s
         raise DataError(f"{where}: damaged XML: {err}", hint="get the annotations again") from err
     width, height = _number(root, "size/width", where), _number(root, "size/height", where)
     if width <= 0 or height <= 0:
-        raise DataError(f"{where}: states a picture of {width:g} x {height:g} pixels")
+        raise DataError(f"{where}: states an image of {width:g} x {height:g} pixels")
     # The first label counts for all boxes of the file, as in the original: its published totals come from that.
     label = next((name.text for name in root.iter("name")), None)
     if synset and label != synset and label in known_synsets:

@@ -1,6 +1,6 @@
-"""Files of a folder, a zip or a tar by name; and a split of very many pictures in them by number, in little memory.
+"""Files of a folder, a zip or a tar by name; and a split of very many images in them by number, in little memory.
 
-Nothing is decoded or extracted. ImageNet's 1.28 million training pictures take about 200 MB.
+Nothing is decoded or extracted. ImageNet's 1.28 million training images take about 200 MB.
 Hidden files and macOS's doubles are left out.
 """
 
@@ -27,10 +27,10 @@ from trainstone.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-PICTURE_SUFFIXES = (".jpeg", ".jpg", ".png")
-MAX_PICTURE_BYTES = 256 * 2**20
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+MAX_IMAGE_BYTES = 256 * 2**20
 READ_BYTES = 2**20
-FILES_ASKED = 500
+REQUESTED_FILES = 500
 _HINT = "it changed after it was listed; look again whether all data is there"
 
 
@@ -120,12 +120,12 @@ def is_hidden(name: str) -> bool:
     return name.startswith((".", "__MACOSX")) or "/." in name
 
 
-def is_picture(name: str) -> bool:
-    return name.lower().endswith(PICTURE_SUFFIXES) and not is_hidden(name.rpartition("/")[2])
+def is_image_file(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name.rpartition("/")[2])
 
 
 class FileListing:
-    """Pictures with one label each; made by ListingBuilder. It is a Source."""
+    """Images with one label each; made by ListingBuilder. It is a Source."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class FileListing:
         self._names = names
         self._containers = containers
         self._folders = [f"{container}/" for container in containers]
-        self._rows = rows  # (pictures, 4): label, number of the container, offset, size
+        self._rows = rows  # (images, 4): label, number of the container, offset, size
         starts, edges = array("q", [0]), array("d")  # the boxes of all samples: little memory for many
         for name in names:
             stem = name.rpartition(".")[0]
@@ -182,7 +182,7 @@ class FileListing:
     def read(self, index: int) -> Sample:
         image = self.read_bytes(index)
         if not image:
-            raise DataError(f"{self.where(index)}: empty, no picture", hint="copy the picture again or take it away")
+            raise DataError(f"{self.where(index)}: empty, no image", hint="copy the image again or take it away")
         label = self.label(index)
         edges = self._boxes[self._box_starts[index] : self._box_starts[index + 1]]
         return Sample(self._names[index], image, label, tuple(Box(label, *box) for box in edges.tolist()))
@@ -196,7 +196,7 @@ class FileListing:
         labels, _, offsets, sizes = self._rows.T  # containers are numbered as they were met
         for column in (labels.astype(np.int32), offsets, sizes, self._box_starts, self._boxes):
             digest.update(column.tobytes())
-        step = max(1, len(self) // FILES_ASKED)
+        step = max(1, len(self) // REQUESTED_FILES)
         files = [self._path(n) for n in range(0, len(self), step) if offsets[n] < 0]
         for path in (*sorted(self._containers), *map(Path, files)):
             try:
@@ -247,9 +247,9 @@ class FileListing:
         return content
 
     def _check_size(self, index: int, size: int) -> None:
-        if size > MAX_PICTURE_BYTES:
-            limit = format_bytes(MAX_PICTURE_BYTES)
-            raise DataError(f"{self.where(index)}: {format_bytes(size)} are no picture; up to {limit} are read")
+        if size > MAX_IMAGE_BYTES:
+            limit = format_bytes(MAX_IMAGE_BYTES)
+            raise DataError(f"{self.where(index)}: {format_bytes(size)} are no image; up to {limit} are read")
 
 
 def _unreadable(where: str, err: OSError, hint: str | None = None) -> DataError:
@@ -261,7 +261,7 @@ def _is_zip(path: Path) -> bool:
 
 
 class ListingBuilder:
-    """Gathers pictures of one split in any order."""
+    """Gathers images of one split in any order."""
 
     def __init__(self, where: Path) -> None:
         self._where = printable(str(where))
@@ -293,10 +293,10 @@ class ListingBuilder:
         *,
         skip_other_classes: bool = False,
     ) -> FileListing:
-        """Return the pictures by class, in the order of `classes`, and by name; labels are places in that list.
+        """Return the images by class, in the order of `classes`, and by name; labels are places in that list.
 
         Boxes are found by a name without its extension, or by the last part of that. A class that is not in the list
-        is an error, unless pictures of others are to be skipped.
+        is an error, unless images of others are to be skipped.
         """
         ranks = {name: rank for rank, name in enumerate(classes)}
         unknown = [name for name in self._classes if name not in ranks]
@@ -315,6 +315,6 @@ class ListingBuilder:
         names = [self._names[i] for i in order]
         for name, following in pairwise(names):
             if name == following:
-                message = f"{self._where}: two pictures are named {printable(name)}"
+                message = f"{self._where}: two images are named {printable(name)}"
                 raise DataError(message, hint="take one of them away")
         return FileListing(names, list(self._containers), rows[order], boxes or {})

@@ -1,7 +1,7 @@
-"""Boxes of classified pictures in a CSV file: `file,left,top,right,bottom`, edges as shares of the picture.
+"""Boxes of classified images in a CSV file: `file,left,top,right,bottom`, edges as shares of the image.
 
 It is the form of process_bounding_boxes.py. Prepared sets whose records have no place for boxes keep them so; there the
-file is named with its folder, as two classes may have a picture of the same name.
+file is named with its folder, as two classes may have an image of the same name.
 """
 
 import csv
@@ -16,9 +16,9 @@ SUFFIX = "-boxes.csv"
 
 
 def box_lines(name: str, boxes: Iterable[Box]) -> str:
-    """Return a picture's lines: four decimals as the original wrote them, more where they are needed.
+    """Return an image's lines: four decimals as the original wrote them, more where they are needed.
 
-    Edges beyond the picture's are cut there; of a box that lies outside nothing is left.
+    Edges beyond the image's are cut there; of a box that lies outside nothing is left.
     """
     if "\r" in name or "\n" in name:
         raise DataError(f"{name!r} has boxes, and their file has no place for a line break in a name")
@@ -35,7 +35,7 @@ def make_key(name: str) -> str:
 
 
 def read_box_file(path: Path) -> dict[str, tuple[Edges, ...]]:
-    """Return boxes by picture, named as in the file but without the extension."""
+    """Return boxes by image, named as in the file but without the extension."""
     found: dict[str, tuple[Edges, ...]] = {}
     for number, line in read_lines(path):
         try:

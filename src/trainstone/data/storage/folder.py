@@ -6,7 +6,7 @@ from typing import Any
 
 from trainstone.data.image.inspect import ENDINGS, Look
 from trainstone.data.sample import ClassName, Sample, list_numbers
-from trainstone.data.sources.listing import is_picture
+from trainstone.data.sources.listing import is_image_file
 from trainstone.data.storage.box_file import SUFFIX, box_lines
 from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
@@ -18,11 +18,11 @@ MAX_PART_BYTES = 255
 
 
 class FolderEncoder(Encoder):
-    """Writes <split>/<class>/<name>; boxes beside: a CSV file for classified pictures, COCO's JSON for detection."""
+    """Writes <split>/<class>/<name>; boxes beside: a CSV file for classified images, COCO's JSON for detection."""
 
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         name = sample.name
-        if not is_picture(name):  # readers would not take it for one
+        if not is_image_file(name):  # readers would not take it for one
             name += f".{ENDINGS[seen.kind]}"
         elif seen.kind == "jpeg" and not name.lower().endswith((".jpg", ".jpeg")):
             name = f"{name.rpartition('.')[0]}.jpg"
@@ -54,7 +54,7 @@ class FolderEncoder(Encoder):
 
 
 def make_instances(lines: Iterable[list[Any]], classes: Sequence[ClassName]) -> Instances:
-    """Return COCO's records of pictures and their boxes; categories are COCO's own where the classes are COCO's."""
+    """Return COCO's records of images and their boxes; categories are COCO's own where the classes are COCO's."""
     names = [known.name for known in classes]
     known_ids = {name: number for number, name in NAME_OF_ID.items()}
     ids = [known_ids[name] for name in names] if names == list(NAME_OF_ID.values()) else range(1, len(names) + 1)
@@ -77,5 +77,5 @@ def check_name(name: str) -> str:
     hidden = any(part.startswith(".") or not part for part in parts)  # "." and ".." among them
     long = any(len(part.encode(*BYTES)) > MAX_PART_BYTES for part in parts)
     if hidden or long or not is_inside(name) or find_odd_character(name):
-        raise DataError(f"{name!r} is no name for a picture below a folder")
+        raise DataError(f"{name!r} is no name for an image below a folder")
     return name

@@ -1,7 +1,7 @@
 """Samples in MXNet RecordIO, as im2rec writes them: .rec with .idx and .lst; detection as vectors of labels.
 
 A detection's labels are [4, 6, width, height] and for each box [class, left, top, right, bottom, crowd], edges as
-shares of the picture: the form that MXNet's ImageDetIter and GluonCV read.
+shares of the image: the form that MXNet's ImageDetIter and GluonCV read.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ OBJECT_WIDTH = 6
 
 
 class RecordIOEncoder(Encoder):
-    """Writes .rec, .idx, .lst, and boxes of classified pictures beside them, for RecordIO has no place for both."""
+    """Writes .rec, .idx, .lst, and boxes of classified images beside them, for RecordIO has no place for both."""
 
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         detect = self._kind == "detect"

@@ -36,7 +36,7 @@ class Shard(NamedTuple):
 class Encoded(NamedTuple):
     name: str
     buffers: Sequence[bytes | memoryview]
-    """What is appended, in pieces: joining them would copy every picture once more."""
+    """What is appended, in pieces: joining them would copy every image once more."""
     about: Any = None
     """What the encoder needs to know of it once its place is known."""
     key: str = ""
@@ -66,7 +66,7 @@ class Encoder(abc.ABC):
         """Return the names of the files beside a shard, one for each of `lines`."""
 
     def finish(self, lines: str, records: int) -> str:
-        """Return a sidecar's text from its lines; boxes of no picture are not written."""
+        """Return a sidecar's text from its lines; boxes of no image are not written."""
         return lines
 
     def find_class(self, label: int) -> ClassName:

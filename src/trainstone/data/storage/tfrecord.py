@@ -1,6 +1,6 @@
 """Samples in TFRecord: ImageNet's features as build_imagenet_data.py wrote them, COCO's as create_tfrecord.py did.
 
-Other people's feature sets are read by looking: the picture is image/encoded or the one feature that is a picture.
+Other people's feature sets are read by looking: the image is image/encoded or the one feature that is an image.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from trainstone.formats.tfrecord import (
 
 LABELS = ("image/class/label", "image/label", "label", "class", "cls")
 NAMES = ("image/filename", "image/fname", "image/source_id", "filename", "key")
-PICTURES = ("image/encoded", "image_raw", "image", "jpg", "jpeg", "png")
+IMAGES = ("image/encoded", "image_raw", "image", "jpg", "jpeg", "png")
 EDGES = ("image/object/bbox/xmin", "image/object/bbox/ymin", "image/object/bbox/xmax", "image/object/bbox/ymax")
 BOX_LABELS = ("image/object/bbox/label", "image/object/class/label", "image/object/label")
 BOX_NAMES = ("image/object/name", "image/object/class/text")
@@ -146,7 +146,7 @@ class TFRecordShard(ShardReader):
         return Sample(name, image, label - first, boxes, values, number)
 
     def glance(self, offset: int) -> Glance:
-        found = self._record(offset, check=False, skip=PICTURES)
+        found = self._record(offset, check=False, skip=IMAGES)
         first, label = self.first_label(found.features), found.find_label()
         boxes = found.find_boxes(first)
         if label is not None:
@@ -182,15 +182,15 @@ class ExampleRecord(NamedTuple):
 
     def find_image(self) -> bytes:
         """Return the image: by its usual names, or the one feature that is an image."""
-        for name in (*PICTURES, *self.features):
+        for name in (*IMAGES, *self.features):
             feature = self.features.get(name)
             if feature is not None and feature.kind == "bytes" and len(feature.values) == 1:
                 with contextlib.suppress(DataError):
-                    if name != PICTURES[0]:  # that one is meant, damaged or not: decoding it will report it
+                    if name != IMAGES[0]:  # that one is meant, damaged or not: decoding it will report it
                         look(feature.values[0])
                     return bytes(feature.values[0])
         there = ", ".join(sorted(self.features)) or "none"
-        raise DataError(f"{self.where}: no feature is a picture; it has {there}")
+        raise DataError(f"{self.where}: no feature is an image; it has {there}")
 
     def find_integer(self, *names: str) -> int | None:
         """Return the first of these that is one whole number; some writers put it into text or a float."""

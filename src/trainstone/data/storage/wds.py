@@ -15,7 +15,7 @@ from trainstone.errors import DataError
 from trainstone.formats.files import ByteSpan
 from trainstone.formats.tar import END, TarSample, WdsFile, index_text, member
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tiff", "tif", "img")
+IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tiff", "tif", "img")
 LABELS = ("cls", "cls.txt", "label", "label.txt", "class", "cls2")
 BLOCK = 512
 SPACES = re.compile(r"[%\s]")
@@ -33,7 +33,7 @@ class WdsEncoder(Encoder):
         document: dict[str, Any] = {"name": sample.name}
         if sample.id is not None:
             document["id"] = sample.id
-        if sample.boxes or self._kind == "detect":  # a picture to detect objects in has boxes, if only none
+        if sample.boxes or self._kind == "detect":  # an image to detect objects in has boxes, if only none
             document["boxes"] = [list_numbers(box) for box in sample.boxes]
         if sample.values:
             document["values"] = list(sample.values)
@@ -43,12 +43,12 @@ class WdsEncoder(Encoder):
 
     def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
         """DALI's form: extension, first byte of the data, bytes and name of each part."""
-        told = []
+        message = []
         end = span.offset
         for (name, size), buffer in zip(made.about, made.buffers, strict=True):
             end += len(buffer)
-            told.append(f"{name.rpartition('.')[2]} {end - size - -size % BLOCK} {size} {name}")
-        return (" ".join(told) + "\n",)
+            message.append(f"{name.rpartition('.')[2]} {end - size - -size % BLOCK} {size} {name}")
+        return (" ".join(message) + "\n",)
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
         return (f"{shard.file.removesuffix('.tar')}.idx",)
@@ -89,7 +89,7 @@ def convert_errors(where: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as err:
-        raise DataError(f"{where}: json does not describe a picture: {err}") from err
+        raise DataError(f"{where}: json does not describe an image: {err}") from err
 
 
 class WdsShard(ShardReader):
@@ -103,13 +103,13 @@ class WdsShard(ShardReader):
 
     def read(self, offset: int) -> Sample:
         found, where = self._sample(offset)
-        picture = next((e for e in PICTURES if e in found.members), None)
-        if picture is None:
-            raise DataError(f"{where}: no picture among {', '.join(found.members)}")
-        image = bytes(self.file.read(found.members[picture].data))
+        extension = next((e for e in IMAGES if e in found.members), None)
+        if extension is None:
+            raise DataError(f"{where}: no image among {', '.join(found.members)}")
+        image = bytes(self.file.read(found.members[extension].data))
         label, about = self._describe(found, where)
         with convert_errors(where):
-            name = str(about.get("name", f"{found.key}.{picture}"))
+            name = str(about.get("name", f"{found.key}.{extension}"))
             name.encode("utf-8", "surrogateescape")  # JSON can spell half a character, which no file name is
             return Sample(
                 name=name,

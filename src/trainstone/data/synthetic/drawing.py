@@ -129,7 +129,7 @@ SURFACES: dict[str, Callable[[Plane, Plane, float], Plane]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """An object to draw: contours in unit size, and how they come to stand in the picture."""
+    """An object to draw: contours in unit size, and how they come to stand in the image."""
 
     contours: list[Points]
     surface: str
@@ -213,7 +213,7 @@ def paint_background(rng: np.random.Generator, height: int, width: int) -> Canva
 
 
 def place_thing(thing: Thing, height: int, width: int) -> Drawn | None:
-    """Draw a thing's outline, with soft edges; None if none of it is in the picture."""
+    """Draw a thing's outline, with soft edges; None if none of it is in the image."""
     moved = [contour @ thing.matrix.T + np.array(thing.centre, np.float32) for contour in thing.contours]
     low = np.floor(np.min([points.min(axis=0) for points in moved], axis=0)).astype(int) - 1
     high = np.ceil(np.max([points.max(axis=0) for points in moved], axis=0)).astype(int) + 2

@@ -1,6 +1,6 @@
-"""The data set that needs no download: drawn pictures of shapes, as real JPEGs, for classification and detection.
+"""The data set that needs no download: drawn images of shapes, as real JPEGs, for classification and detection.
 
-Every picture follows from (seed, split, number) alone, so nothing need be stored and any process can make any of them.
+Every image follows from (seed, split, number) alone, so nothing need be stored and any process can make any of them.
 The class is told by form and surface, never by colour, place or size.
 A canvas is float32, 3 x height x width (numpy works along long rows), 0 to 255; an object is drawn in its own patch.
 """
@@ -34,17 +34,17 @@ from trainstone.data.synthetic.drawing import (
 )
 from trainstone.errors import ConfigError, DataError
 from trainstone.files import cache_folder
-from trainstone.machine.ranks import ALONE
+from trainstone.machine.ranks import SINGLE_RANK
 
 KINDS = ("classify", "detect")
-GENERATOR = 1  # raised when the same numbers give other pictures
+GENERATOR = 1  # raised when the same numbers give other images
 MARGIN = 8 / 7
-"""Stored pictures are larger than what is trained on, as in ImageNet's validation: 256 for 224."""
+"""Stored images are larger than what is trained on, as in ImageNet's validation: 256 for 224."""
 
 
 @dataclass(frozen=True)
 class GeneratedSource:
-    """One split of generated pictures; holds only numbers, so it goes to other processes for nothing."""
+    """One split of generated images; holds only numbers, so it goes to other processes for nothing."""
 
     kind: str
     split: str
@@ -103,13 +103,13 @@ class GeneratedSource:
     def name(self, index: int) -> str:
         """Return circle-dotted/0000123.jpg, or 000000000124.jpg as COCO's are, from 1."""
         if not 0 <= index < self.count:
-            raise IndexError(f"picture {index} of {self.count}")
+            raise IndexError(f"image {index} of {self.count}")
         if self.kind == "detect":
             return f"{index + 1:012d}.jpg"
         return f"{list_classes(self.kind, self.num_classes)[index % self.num_classes][0]}/{index:07d}.jpg"
 
     def where(self, index: int) -> str:
-        return f"generated picture {index} of {self.split}, seed {self.seed}"
+        return f"generated image {index} of {self.split}, seed {self.seed}"
 
     def label(self, index: int) -> int | None:
         """Return the class without drawing: all in turn, so that any stretch holds equally many of each."""
@@ -171,9 +171,9 @@ def provide_stored(config: Config, workers: int) -> Iterator[WorkProgress]:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             with lock_file(lock, stored.target):
-                yield from prepare(stored.plan, stored.target, ALONE, workers)
+                yield from prepare(stored.plan, stored.target, SINGLE_RANK, workers)
         except BusyError:
-            yield WorkProgress("waiting for another process", 0, None, "pictures")
+            yield WorkProgress("waiting for another process", 0, None, "images")
             time.sleep(0.2)
         except OSError as err:
             raise DataError(f"cannot write {err.filename or lock}: {err.strerror}") from err

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from trainstone.config.schema import Config
 from trainstone.engine.distributed.collectives import World, broadcast_dict, gather
 from trainstone.engine.distributed.roll_call import (
-    Roll,
+    RollCall,
     call_roll,
     describe_error,
     raise_first_error,
@@ -42,7 +42,7 @@ REPEATS = 3
 SLOW_SECONDS = 1.0
 
 
-def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
+def start_group(roll: RollCall, seconds: float) -> tuple[Any, AllReduce]:
     """Open the process group and time an all-reduce; return the gloo group for small messages, and the times.
 
     Rank 0 raises what went wrong on any rank. `seconds`: how long ranks wait for each other from then on.
@@ -61,7 +61,7 @@ def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
         error = LaunchError(
             f"ranks cannot exchange messages by {roll.backend}: {what}; hosts: {used}",
             hint="is there a firewall between them, or is it the wrong network? parallel.interface names another; "
-            "parallel.meeting_seconds gives more time; NCCL_DEBUG=INFO says more",
+            "parallel.rendezvous_seconds gives more time; NCCL_DEBUG=INFO says more",
         )
 
     def compare(documents: dict[int, Document]) -> Document:
@@ -81,7 +81,7 @@ def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
     return control, timed
 
 
-def open_group(roll: Roll) -> tuple[Any, AllReduce]:
+def open_group(roll: RollCall) -> tuple[Any, AllReduce]:
     """Open it, and time an all-reduce over all ranks: of each size the median of a few, on the slowest rank."""
     timeout = timedelta(seconds=max(1.0, roll.deadline.left - EARLY_SECONDS))
     store, rank = roll.store.store, roll.store.rank
@@ -120,7 +120,7 @@ def time_once(message: torch.Tensor) -> float:
 
 
 @contextmanager
-def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
+def connect_ranks(config: Config, run: RunFolder | None) -> Iterator[World]:
     """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
     rank, began = read_rank(), time.perf_counter()
     if rank.world == 1:
@@ -141,7 +141,7 @@ def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
         preflight = None
         if rank.number == 0:
             preflight = Preflight(
-                meeting=format_address(roll.store.address),
+                rendezvous=format_address(roll.store.address),
                 backend=roll.backend,
                 seconds=time.perf_counter() - began,
                 hosts=[Host.model_validate(host) for host in roll.hosts],

@@ -34,7 +34,7 @@ from trainstone.errors import LaunchError, TrainstoneError
 from trainstone.machine import interfaces
 from trainstone.machine.interfaces import Interface, find_route, list_interfaces
 from trainstone.machine.launch_protocol import name_host
-from trainstone.machine.ranks import Rank, list_step_hosts, read_meeting
+from trainstone.machine.ranks import Rank, list_step_hosts, read_rendezvous
 from trainstone.measure.devices import list_devices
 from trainstone.units import format_count
 
@@ -51,7 +51,7 @@ FOLDER_HINT = "all hosts must share the run folder: choose an --out DIR that the
 
 
 @dataclass(frozen=True)
-class Roll:
+class RollCall:
     store: RankStore
     device: torch.device
     backend: str
@@ -63,12 +63,12 @@ class Roll:
     """When the pre-flight must be over."""
 
 
-def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: TrainstoneError | None = None) -> Roll:
+def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: TrainstoneError | None = None) -> RollCall:
     """Wait until every rank has posted its document. Rank 0 raises what is wrong with any; the others exit silently.
 
     `folder`: the run folder, on rank 0. `trouble`: the error that keeps this rank from taking part.
     """
-    address, seconds = read_meeting(), config.parallel.meeting_seconds
+    address, seconds = read_rendezvous(), config.parallel.rendezvous_seconds
     deadline = Deadline.after(seconds)
     store = open_store(rank, address, deadline.left)
     if rank.number:  # rank 0 may have started a moment ago, and waits as long
@@ -83,7 +83,7 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
     }
     store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
     # A file that another folder of the same name does not have; it is not a file of the run.
-    token = folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial" if folder else None
+    token = folder.absolute() / f".rendezvous-{secrets.token_hex(8)}.partial" if folder else None
     first = mine | {"config": list_shared_keys(config), "token": str(token) if token else None}
     if rank.number == 0:
         store.post("rank0", first, deadline.left)
@@ -107,14 +107,14 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
                 token.unlink()
     own = next(host["interface"] for host in answer["hosts"] if rank.number in host["ranks"])
     interface = requested.name if requested else own
-    return Roll(store, device, backend, interface, answer["hosts"], Deadline.after(answer["seconds"]))
+    return RollCall(store, device, backend, interface, answer["hosts"], Deadline.after(answer["seconds"]))
 
 
 def check_rank(
     config: Config, rank: Rank, mine: Document, first: Document
 ) -> tuple[torch.device, str, Interface | None]:
     """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
-    seconds, token = config.parallel.meeting_seconds, Path(first["token"]) if first["token"] else None
+    seconds, token = config.parallel.rendezvous_seconds, Path(first["token"]) if first["token"] else None
     if token and rank.number == 0:
         check_folder(token, 0, seconds / 2)
     device, backend = choose_rank_device(config.device, rank), config.parallel.backend
@@ -157,7 +157,7 @@ def compare_ranks(store: RankStore, seconds: float, end: Deadline, documents: di
                 f"{'rank' if len(missing) == 1 else 'ranks'} {join_ranks(missing)} did not connect to {place} within "
                 f"{seconds:g} s; connected: {group_by_host(hosts, hosts)}{where}",
                 hint="read their own output, and check that their hosts can reach this address; "
-                "parallel.meeting_seconds is the time limit",
+                "parallel.rendezvous_seconds is the time limit",
             )
         require_answers(documents, hosts, place)
     return {"hosts": list_hosts(documents), "seconds": end.left}

@@ -12,7 +12,7 @@ from trainstone.machine.signals import OTHER_RANK, StopSignals
 from trainstone.results.steps import StepRecord
 
 
-class Pact:
+class StopAgreement:
     """What ranks agree upon at each step: a loss that is no number, a signal, that it is enough, a checkpoint.
 
     Known one step later, so that no rank waits between steps; every rank must look at the same steps. Alone it is known
@@ -22,11 +22,11 @@ class Pact:
     def __init__(self, world: World, signals: StopSignals, *, learns: bool = True, late: bool = False) -> None:
         """`learns`: a step has a loss, which must be a number."""
         self.world = world
-        self.agreed = Agreed()
+        self.agreed = StopDecision()
         """Since this was made."""
         self._signals, self._learns = signals, learns
         self._at_once = world.alone and not late
-        self._wished = False
+        self._end_requested = False
         self._posted: tuple[Any, Any] | None = None
 
     def look(self, record: StepRecord | None = None, *, enough: bool = False, checkpoint: bool = False) -> None:
@@ -34,12 +34,17 @@ class Pact:
         bad = record if record and self._learns and not math.isfinite(record.loss) else None
         if bad and self._at_once:
             check_loss(bad)
-        wishes = bad.step + 1 if bad else 0, self._signals.received is not None, enough or self._wished, checkpoint
+        requests = (
+            bad.step + 1 if bad else 0,
+            self._signals.received is not None,
+            enough or self._end_requested,
+            checkpoint,
+        )
         self.finish()
         if self.world.alone:
-            self._posted = None, wishes
+            self._posted = None, requests
         else:
-            tensor = torch.tensor(wishes, dtype=torch.int64)
+            tensor = torch.tensor(requests, dtype=torch.int64)
             work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.world.control, async_op=True)
             self._posted = work, tensor
         if self._at_once:
@@ -54,12 +59,12 @@ class Pact:
             work.wait()
             values = values.tolist()
         if any(values):
-            self.agreed = Agreed(*map(int, map(max, self.agreed, values)))
+            self.agreed = StopDecision(*map(int, map(max, self.agreed, values)))
 
-    def wish_end(self, enough: bool) -> bool:
+    def request_end(self, enough: bool) -> bool:
         """Let the first rank say that it is enough, with the next step; return whether all know that it is."""
-        self._wished = self._wished or (enough and self.world.rank.number == 0)
-        return bool(self.agreed.time_over) or (self.world.alone and self._wished)
+        self._end_requested = self._end_requested or (enough and self.world.rank.number == 0)
+        return bool(self.agreed.time_over) or (self.world.alone and self._end_requested)
 
     def settle(self) -> None:
         """Wait until no thread of this rank has a message under way: torch's profiler can crash on one that ends after
@@ -68,12 +73,12 @@ class Pact:
             self._posted[0].wait()
         barrier(self.world)
 
-    def refuse_bad_loss(self) -> None:
+    def raise_if_bad_loss(self) -> None:
         """End all ranks where the loss of one is no number."""
         if self.agreed.nan_step:
             raise bad_loss(self.agreed.nan_step - 1, "no number on one of the ranks")
 
-    def end_if_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
         """End all ranks where somebody asked one of them to."""
         if self.agreed.stop:
             raise KeyboardInterrupt(self._signals.received or OTHER_RANK)
@@ -85,13 +90,13 @@ def check_loss(record: StepRecord) -> None:
         raise bad_loss(record.step, f"{record.loss} (learning rate {record.lr:g})")
 
 
-def bad_loss(step: int, told: str) -> RunError:
+def bad_loss(step: int, message: str) -> RunError:
     return RunError(
-        f"the loss of step {step} is {told}", hint="lower optimizer.learning_rate, or take train.precision=fp32"
+        f"the loss of step {step} is {message}", hint="lower optimizer.learning_rate, or take train.precision=fp32"
     )
 
 
-class Agreed(NamedTuple):
+class StopDecision(NamedTuple):
     """What the ranks have agreed on since the last steps began; 0 is no."""
 
     nan_step: int = 0

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from trainstone.errors import LaunchError, PeerLostError, TrainstoneError
 from trainstone.machine.launch_protocol import name_host
-from trainstone.machine.ranks import Meeting, Rank
+from trainstone.machine.ranks import Rank, Rendezvous
 from trainstone.machine.signals import find_stop_signal
 from trainstone.text import printable
 
@@ -72,7 +72,7 @@ def call_within(seconds: float, function: Callable[[], Answer], *, interruptible
 class RankStore:
     store: dist.Store
     rank: Rank
-    address: Meeting
+    address: Rendezvous
 
     def post(self, key: str, document: Document, seconds: float) -> None:
         self._call(seconds, lambda: self.store.set(key, json.dumps(document)))
@@ -144,15 +144,15 @@ class RankStore:
         )
 
 
-def format_address(address: Meeting) -> str:
+def format_address(address: Rendezvous) -> str:
     host = printable(address.host)
     return f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
 
 
-_opened: dict[Meeting, tuple[dist.Store, int]] = {}
+_opened: dict[Rendezvous, tuple[dist.Store, int]] = {}
 
 
-def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
+def open_store(rank: Rank, address: Rendezvous, seconds: float) -> RankStore:
     store, times = _opened.get(address, (None, 0))
     if store is None:
         # The agent of torchrun may host it already.
@@ -162,7 +162,7 @@ def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
         else:
             # It listens at all addresses of this host; rank 0 itself connects by loopback, because its name may lead
             # elsewhere, as behind an address translation.
-            here = Meeting("::1" if ":" in address.host else "127.0.0.1", address.port)
+            here = Rendezvous("::1" if ":" in address.host else "127.0.0.1", address.port)
             try:
                 store = call_within(seconds, lambda: make_store(here, seconds, hosts=True))
             except (RuntimeError, TimeoutError) as err:
@@ -177,13 +177,13 @@ def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
     return RankStore(dist.PrefixStore(f"trainstone/{attempt}/{times}", store), rank, address)
 
 
-def make_store(address: Meeting, seconds: float, *, hosts: bool) -> dist.Store:
+def make_store(address: Rendezvous, seconds: float, *, hosts: bool) -> dist.Store:
     """Open torch's store, with a longer time limit than ours: torch prints a warning at its own."""
     timeout = timedelta(seconds=seconds + 60)
     return dist.TCPStore(address.host, address.port, None, hosts, timeout, wait_for_workers=False)
 
 
-def connect_store(rank: Rank, address: Meeting, seconds: float) -> dist.Store:
+def connect_store(rank: Rank, address: Rendezvous, seconds: float) -> dist.Store:
     """Connect to the store of rank 0, which may start later than this rank."""
     deadline, pause = Deadline.after(seconds), FIRST_PAUSE
     while True:
@@ -206,7 +206,7 @@ def connect_store(rank: Rank, address: Meeting, seconds: float) -> dist.Store:
         raise explain_unreachable(rank, address, seconds, first_line(err)) from err
 
 
-def explain_unreachable(rank: Rank, address: Meeting, seconds: float, reason: str) -> LaunchError:
+def explain_unreachable(rank: Rank, address: Rendezvous, seconds: float, reason: str) -> LaunchError:
     here, there = name_host(), printable(address.host)
     hint = (
         f"is rank 0 started, and can {here} reach {there}? MASTER_ADDR and MASTER_PORT say where; if rank 0 cannot "

@@ -18,7 +18,7 @@ from trainstone.engine.task import Task
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.compare_blocks import judge_exchange
+from trainstone.results.compare_blocks import assess_gradient_sync
 from trainstone.results.progress import Progress
 from trainstone.results.schema.run import Communication
 from trainstone.stats.ratio import ORDER
@@ -32,7 +32,7 @@ MIN_ROUNDS, MAX_ROUNDS = 2, 12
 MOST_SECONDS = 60.0
 
 
-def measure_exchange(
+def measure_gradient_sync(
     task: Task, parallel: ParallelConfig, recorder: StepRecorder, life: Lifecycle
 ) -> Generator[Progress, None, Communication | None]:
     """Time steps with and without exchange, A B B A; None alone and on other ranks than the first.
@@ -55,14 +55,14 @@ def measure_exchange(
             if life.find_stop():
                 return sizes if world.rank.number == 0 else None
             yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
-            with nullcontext() if arm == "A" else task.without_exchange():
+            with nullcontext() if arm == "A" else task.without_gradient_sync():
                 steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=len(recorder)))
             seconds.append(statistics.median(record.step_seconds for record in steps[1:]))
         rounds.append(seconds)
     timed = gather(world, {"rounds": rounds})
     if timed is not None and not planned:
         return sizes
-    return None if timed is None else judge_exchange(sizes, [one["rounds"] for one in timed])
+    return None if timed is None else assess_gradient_sync(sizes, [one["rounds"] for one in timed])
 
 
 def plan_rounds(recorder: StepRecorder, world: World) -> int:
@@ -73,5 +73,5 @@ def plan_rounds(recorder: StepRecorder, world: World) -> int:
     fitting = int(SHARE * float(seconds.sum()) / a_round)
     if fitting < MIN_ROUNDS:
         fitting = MIN_ROUNDS if MIN_ROUNDS * a_round <= MOST_SECONDS else 0
-    told = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
-    return int(told["rounds"])
+    message = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
+    return int(message["rounds"])

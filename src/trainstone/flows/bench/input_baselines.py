@@ -1,6 +1,6 @@
 """How fast a loader is, and what it is compared with.
 
-Of a bench on real pictures: synthetic batches, and the loader without training, each half before and half after the
+Of a bench on real images: synthetic batches, and the loader without training, each half before and half after the
 run itself, so that a machine that grows slower hits all three alike. And how `data bench` flows: open the set, let each
 number of threads deliver, train a little on synthetic data, judge.
 """
@@ -15,12 +15,12 @@ import numpy as np
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit, digest_samples
-from trainstone.engine.batches import feed_device, synthetic_batches
+from trainstone.engine.batches import prefetch_to_device, synthetic_batches
 from trainstone.engine.fit import Fitted
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
-from trainstone.flows.loader_timing import Turns, split_stages, take_turn
-from trainstone.machine.ranks import ALONE
+from trainstone.flows.loader_timing import LoaderTiming, split_stages, time_loader
+from trainstone.machine.ranks import SINGLE_RANK
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
@@ -37,26 +37,26 @@ MIN_STEPS = 6
 # A half begins with memory to be got and kernels to be tuned: at least so many of its steps do not count.
 WARM_UP_STEPS, WARM_UP_SHARE = 2, 0.2
 FILE_NAME = "steps-synthetic-rank0000.csv"
-# The loader alone reads in another order than training will: the first pictures would lie in memory already.
+# The loader alone reads in another order than training will: the first images would lie in memory already.
 OTHER_SEED = 0x5EED
 
 
 @dataclass
-class Alone:
+class InputBaselines:
     """What was measured of the loader and of synthetic batches, each by itself."""
 
     opened: OpenSplit
     recorder: StepRecorder
     counted: list[int] = field(default_factory=list)
     """Synthetic steps that count."""
-    loader: Turns = field(default_factory=lambda: Turns(0))
+    loader: LoaderTiming = field(default_factory=lambda: LoaderTiming(0))
     next_step: int = 0
-    """Where the loader alone goes on: its second half has other pictures."""
+    """Where the loader alone goes on: its second half has other images."""
     synthetic_seconds: float = 0.0
     """Of the halves so far, for start_seconds of the second."""
 
 
-def measure_before(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
+def measure_before(fitted: Fitted, alone: InputBaselines, signals: StopSignals) -> Iterator[Progress]:
     """First halves: the loader, then synthetic batches on a model that is thrown away."""
     yield from measure_loader(fitted, alone, signals)
     if signals.received:
@@ -64,18 +64,20 @@ def measure_before(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterat
     yield from measure_synthetic(build_task(fitted.config, fitted.device), fitted.config.measure, alone, signals)
 
 
-def measure_after(task: Task, fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
+def measure_after(task: Task, fitted: Fitted, alone: InputBaselines, signals: StopSignals) -> Iterator[Progress]:
     """Second halves, in the opposite order; the task's own loader is at rest."""
     task.close()
     config, device = fitted.config, fitted.device
-    batches = WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0)
-    synthetic = replace(task, batches=feed_device(batches, device), loader=None)
+    batches = WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), SINGLE_RANK, 0)
+    synthetic = replace(task, batches=prefetch_to_device(batches, device), loader=None)
     yield from measure_synthetic(synthetic, fitted.config.measure, alone, signals)
     if not signals.received:
         yield from measure_loader(fitted, alone, signals)
 
 
-def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
+def measure_synthetic(
+    task: Task, measure: MeasureConfig, alone: InputBaselines, signals: StopSignals
+) -> Iterator[Progress]:
     timer = choose_timer(task.device)
     origin, num_steps = timer.now() - alone.synthetic_seconds, count_share(measure.iterations, SYNTHETIC_SHARE)
     first, begin = len(alone.recorder), math.inf
@@ -91,14 +93,14 @@ def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, signals:
     alone.counted += range(first + warm_up, len(alone.recorder))
 
 
-def measure_loader(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
+def measure_loader(fitted: Fitted, alone: InputBaselines, signals: StopSignals) -> Iterator[Progress]:
     """Take batches as fast as they come, for a share of the run's time or steps."""
     config, measure = fitted.config, fitted.config.measure
     other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
     open_training = WORKLOADS[config.workload].open_training
-    with closing(open_training(other, alone.opened, fitted.device, ALONE, alone.next_step)) as loader:
+    with closing(open_training(other, alone.opened, fitted.device, SINGLE_RANK, alone.next_step)) as loader:
         num_batches = count_share(measure.iterations, LOADER_SHARE)
-        for progress in take_turn(loader, alone.loader, measure.seconds * LOADER_SHARE, num_batches, "loader alone"):
+        for progress in time_loader(loader, alone.loader, measure.seconds * LOADER_SHARE, num_batches, "loader alone"):
             yield progress
             if signals.received:
                 break
@@ -109,9 +111,11 @@ def count_share(iterations: int | None, share: float) -> int | None:
     return None if iterations is None else max(MIN_STEPS, round(iterations * share))
 
 
-def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSummary) -> schema.LoaderResult | None:
+def assess_loader(
+    config: Config, loader: Loader, alone: InputBaselines, summary: StepSummary
+) -> schema.LoaderResult | None:
     """Return what goes into the result; None where a run was stopped before there was anything."""
-    if not alone.loader.pictures or not alone.counted:
+    if not alone.loader.images or not alone.counted:
         return None
     batch = config.train.batch_size
     seconds = np.asarray(alone.loader.batch_seconds)
@@ -129,9 +133,9 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
         data_bound=is_data_bound(share, summary.data_share),
         threads=config.loader.threads,
         storage=loader.feed.storage,
-        pictures=len(loader.feed.source),
+        images=len(loader.feed.source),
         digest=digest_samples(loader.feed.source),
         skipped=loader.skipped,
-        skipped_pictures=len(loader.bad_pictures),
+        skipped_images=len(loader.bad_images),
         stage_seconds_per_image={stage.name: stage.seconds_per_image for stage in split_stages(alone.loader)},
     )

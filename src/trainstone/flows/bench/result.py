@@ -7,16 +7,16 @@ import numpy as np
 
 from trainstone.data.loader import Loader
 from trainstone.engine.fit import Fitted
-from trainstone.flows.bench.input_baselines import Alone, judge_feeding
+from trainstone.flows.bench.input_baselines import InputBaselines, assess_loader
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.observation import Observed
+from trainstone.flows.observation import Observation
 from trainstone.flows.speed_summary import (
+    check_skipped,
     describe_device,
     describe_speed,
     gather_devices,
     summarise_own,
-    tell_skipped,
-    tell_verdict,
+    write_speed_verdict,
 )
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import findings as checks
@@ -29,7 +29,7 @@ class SideMeasurements(NamedTuple):
 
     loader: Loader | None = None
     """Of the steps, where batches are real images."""
-    alone: Alone | None = None
+    alone: InputBaselines | None = None
     communication: schema.Communication | None = None
 
 
@@ -37,7 +37,7 @@ def conclude(
     life: Lifecycle,
     fitted: Fitted,
     recorder: StepRecorder,
-    seen: Observed,
+    seen: Observation,
     beside: SideMeasurements,
     *,
     left_out: range = range(0),
@@ -59,32 +59,36 @@ def conclude(
     if not devices:
         run.update(status=status)
         return
-    fed = judge_feeding(fitted.config, loader, beside.alone, summary) if loader and beside.alone else None
+    loader_result = assess_loader(fitted.config, loader, beside.alone, summary) if loader and beside.alone else None
     faults = np.delete(recorder.page_faults(), left_out)[summary.window]
-    speed = describe_speed(fitted, summary, telemetry, seen, devices, fed, faults)
+    speed = describe_speed(fitted, summary, telemetry, seen, devices, loader_result, faults)
     unfed = []
     if run.result.kind == "bench" and ranks > 1 and loader:
-        told = f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
+        message = (
+            f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
+        )
         hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
-        unfed = [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
+        unfed = [*check_skipped(loader), finding("not-measured", message, hint=hint)]
     findings = [
         *fitted.findings,
         *checks.check_throughput(speed["throughput"], summary.step_seconds),
         *speed.pop("findings"),
         *unfed,
-        *tell_interruption(seen.interrupted, len(recorder)),
+        *check_interruption(seen.interrupted, len(recorder)),
     ]
     run.update(
         **speed,
         status=status,
         phases=summary.phases.model_copy(update={"program_seconds": life.seconds}),
         communication=beside.communication,
-        loader=fed,
+        loader=loader_result,
         devices=devices,
         findings=findings,
-        verdict=tell_verdict(fitted, summary, speed["utilisation"], speed["noise"], fed, title=title, ranks=ranks),
+        verdict=write_speed_verdict(
+            fitted, summary, speed["utilisation"], speed["noise"], loader_result, title=title, ranks=ranks
+        ),
     )
 
 
-def tell_interruption(signal_name: str | None, num_steps: int) -> list[schema.Finding]:
+def check_interruption(signal_name: str | None, num_steps: int) -> list[schema.Finding]:
     return [finding("interrupted", f"stopped by {signal_name} after {num_steps} steps")] if signal_name else []

@@ -10,12 +10,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from trainstone.config.schema import MeasureConfig
-from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
-from trainstone.engine.training_data import IMAGENET_PICTURES
-from trainstone.flows.bench.comm_cost import measure_exchange
-from trainstone.flows.bench.input_baselines import FILE_NAME, Alone, measure_after, measure_before
+from trainstone.engine.training_data import IMAGENET_IMAGES
+from trainstone.flows.bench.comm_cost import measure_gradient_sync
+from trainstone.flows.bench.input_baselines import FILE_NAME, InputBaselines, measure_after, measure_before
 from trainstone.flows.bench.result import SideMeasurements, conclude
 from trainstone.flows.bench.stop_rule import record_steps
 from trainstone.flows.lifecycle import Lifecycle
@@ -39,7 +39,7 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
         alone = None
         if opened and world.alone:
             synthetic = StepRecorder(run.path / FILE_NAME, split_phases=config.engine.split_phases)
-            alone = Alone(opened, files.enter_context(synthetic))
+            alone = InputBaselines(opened, files.enter_context(synthetic))
             yield from measure_before(fitted, alone, life.signals)
             life.check_stop()
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
@@ -48,14 +48,14 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
             facts = {
                 "kind": "bench",
                 "global_batch": task.images_per_step * world.rank.world,
-                "train_pictures": task.loader.order.epoch_pictures if task.loader else IMAGENET_PICTURES,
+                "train_images": task.loader.order.epoch_images if task.loader else IMAGENET_IMAGES,
                 "began": time.time() - (time.perf_counter() - observed.clock_start),
                 "steps": limit_steps(task, config.measure),
             }
             originals = [files.enter_context(sink) for sink in open_originals(life, fitted, **facts)]
             yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
         sync_steps(run, recorder)
-        communication = yield from measure_exchange(task, config.parallel, recorder, life)
+        communication = yield from measure_gradient_sync(task, config.parallel, recorder, life)
         if alone and not life.signals.received:
             yield from measure_after(task, fitted, alone, life.signals)
         observed.peaks = yield from measure_device(life, fitted, peaks)
@@ -79,22 +79,22 @@ def measure_steps(
 
     Several ranks agree upon it, and end after the same step.
     """
-    timer, pact = choose_timer(task.device), Pact(life.world, life.signals)
+    timer, agreement = choose_timer(task.device), StopAgreement(life.world, life.signals)
     with profiler_range(measure.profiler_range) as pass_to_next_step:
         steps = train_steps(
             task,
             timer,
             num_steps=limit_steps(task, measure),
             origin=clock_start,
-            go_on=lambda: not any(pact.agreed) and pass_to_next_step(),
+            go_on=lambda: not any(agreement.agreed) and pass_to_next_step(),
         )
-        yield from record_steps(steps, timer, measure, recorder, pact, sinks)
+        yield from record_steps(steps, timer, measure, recorder, agreement, sinks)
 
 
 def limit_steps(task: Task, measure: MeasureConfig) -> int | None:
-    """Return how many steps there are at most: those asked for, or an end of the pictures; None: until time is over."""
+    """Return how many steps there are at most: those asked for, or an end of the images; None: until time is over."""
     limits = [measure.iterations] if measure.iterations is not None else []
     if measure.max_epochs is not None and task.loader:
-        pictures = measure.max_epochs * task.loader.order.epoch_pictures
-        limits.append(math.ceil(pictures / (task.loader.order.global_batch * task.accumulate)))
+        images = measure.max_epochs * task.loader.order.epoch_images
+        limits.append(math.ceil(images / (task.loader.order.global_batch * task.accumulate)))
     return min(limits, default=None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainstone.config.schema import MeasureConfig
-from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.measure.clock import Timer
 from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
@@ -64,21 +64,21 @@ def record_steps(
     timer: Timer,
     measure: MeasureConfig,
     recorder: StepRecorder,
-    pact: Pact,
+    agreement: StopAgreement,
     sinks: Sequence[Sink] = (),
 ) -> Iterator[Progress]:
     """Take steps until the rule says enough, there are no more or somebody asks; of many ranks all end after the same.
 
     The rule is asked on the first rank alone: the others wait for it in their next step, if it takes long.
     """
-    rule, rank = StopRule(measure, timer, recorder), pact.world.rank
+    rule, rank = StopRule(measure, timer, recorder), agreement.world.rank
     for record in steps:
         for sink in (*sinks, recorder):
             sink.step(record)
-        pact.look(record, enough=rank.number == 0 and rule.is_enough())
+        agreement.look(record, enough=rank.number == 0 and rule.is_enough())
         rate = record.images * rank.world / record.step_seconds
         yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)
-        if pact.world.alone and any(pact.agreed):  # steps of many ranks end by themselves
+        if agreement.world.alone and any(agreement.agreed):  # steps of many ranks end by themselves
             break
-    pact.finish()
-    pact.refuse_bad_loss()
+    agreement.finish()
+    agreement.raise_if_bad_loss()

@@ -43,10 +43,10 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
     yield from life.join()
     run = life.run
     opened = {"A": open_data(life.config), "B": open_data(b)}
-    asked = {"A": settle_classes(life.config, opened["A"]), "B": settle_classes(b, opened["B"])}
+    requested = {"A": settle_classes(life.config, opened["A"]), "B": settle_classes(b, opened["B"])}
     yield Progress("fitting both to this machine")
     life.check_stop()
-    fitted = fit_pair(asked["A"], asked["B"], same_recipe=same_recipe, strict=strict)
+    fitted = fit_pair(requested["A"], requested["B"], same_recipe=same_recipe, strict=strict)
     run.write_config(fitted["A"].config)
     folders = create_points(run, fitted)
     with record_failure(folders["A"], life), record_failure(folders["B"], life):
@@ -67,7 +67,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
                     loaders[name] = task.loader
                 enter = partial(enter_turn, name, config, loaders)
                 arms[name] = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.step)
-                variants[name] = Variant(asked[name], one, folders[name], recorder)
+                variants[name] = Variant(requested[name], one, folders[name], recorder)
             both = Interleaving(arms, fitted["A"].config.measure, lambda: life.signals.received)
 
             def count_steps() -> int:
@@ -141,8 +141,8 @@ def inherit_autos(a: Config, b: Config, fitted: Config) -> Config:
     """Return b with every auto that a has too replaced by what a was fitted to."""
     changed = {}
     for section in ("train", "engine", "loader"):
-        asked, found = getattr(a, section), getattr(fitted, section)
+        requested, found = getattr(a, section), getattr(fitted, section)
         mine = getattr(b, section)
-        autos = [key for key in type(mine).model_fields if getattr(mine, key) == "auto" == getattr(asked, key)]
+        autos = [key for key in type(mine).model_fields if getattr(mine, key) == "auto" == getattr(requested, key)]
         changed[section] = mine.model_copy(update={key: getattr(found, key) for key in autos})
     return b.model_copy(update=changed)

@@ -11,7 +11,7 @@ from trainstone.flows import speed_summary
 from trainstone.flows.bench import result
 from trainstone.flows.compare.interleave import Interleaving
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.observation import Observed
+from trainstone.flows.observation import Observation
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.compare_blocks import gather_findings, write_comparison
 from trainstone.results.findings import check_throughput, finding
@@ -30,36 +30,36 @@ NOT_COMPARED = ("name", "version", "summary", "system", "measure")
 class Variant:
     """One of the two: what was asked for, what runs, and where it is written."""
 
-    asked: Config
+    requested: Config
     fitted: Fitted
     folder: RunFolder
     recorder: StepRecorder
 
 
-def contrast(life: Lifecycle, variants: Mapping[str, Variant], both: Interleaving, seen: Observed) -> None:
+def contrast(life: Lifecycle, variants: Mapping[str, Variant], both: Interleaving, seen: Observation) -> None:
     """Write the final result of each variant, then the parent's with the comparison."""
     program_seconds, telemetry = life.seconds, summarise_telemetry(variants, both, seen)
     findings = {name: conclude_variant(variant, seen, telemetry) for name, variant in variants.items()}
     fitted = {name: variant.fitted.config for name, variant in variants.items()}
     labels, blocks = label_pair(fitted["A"], fitted["B"]), both.whole_rounds()
     num_rounds = len(blocks) // len(ORDER)
-    comparison, told = None, format_count(num_rounds, "complete round")
+    comparison, message = None, format_count(num_rounds, "complete round")
     if blocks:
         runs = {name: f"points/{variant.folder.path.name}" for name, variant in variants.items()}
-        asked = {name: variant.asked for name, variant in variants.items()}
+        requested = {name: variant.requested for name, variant in variants.items()}
         paired = compare_blocks(*both.sum_blocks(blocks))
-        comparison = write_comparison(paired, fitted["A"].name, labels, runs, tell_unasked(asked, fitted))
+        comparison = write_comparison(paired, fitted["A"].name, labels, runs, describe_unrequested(requested, fitted))
     found = gather_findings(findings)
     if num_rounds < MIN_ROUNDS:
-        few = f"A against B: no interval, not established: {told} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
+        few = f"A against B: no interval, not established: {message} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
         found = [finding("few-steps", few), *found]
     if seen.interrupted:
-        found.append(finding("interrupted", f"stopped by {seen.interrupted} after {told}"))
+        found.append(finding("interrupted", f"stopped by {seen.interrupted} after {message}"))
     noises = [variant.folder.result.noise for variant in variants.values()]
     life.run.update(
         status="interrupted" if seen.interrupted else "ok",
         comparison=comparison,
-        verdict=comparison.verdict if comparison else f"A ({labels['A']}) against B ({labels['B']}): not judged",
+        verdict=comparison.verdict if comparison else f"A ({labels['A']}) against B ({labels['B']}): not assessed",
         phases=schema.Phases(program_seconds=program_seconds),
         memory=speed_summary.describe_memory(seen),
         noise=max((noise for noise in noises if noise is not None), key=lambda noise: noise.grade, default=None),
@@ -68,13 +68,13 @@ def contrast(life: Lifecycle, variants: Mapping[str, Variant], both: Interleavin
     )
 
 
-def conclude_variant(variant: Variant, seen: Observed, telemetry: dict[str, Any]) -> list[schema.Finding]:
+def conclude_variant(variant: Variant, seen: Observation, telemetry: dict[str, Any]) -> list[schema.Finding]:
     """Write one variant's result as a run of its own; return its findings.
 
     Utilisation, energy, memory and page faults are of the process and so of both: a variant has none of its own.
     """
     fitted, recorder = variant.fitted, variant.recorder
-    stopped = result.tell_interruption(seen.interrupted, len(recorder))
+    stopped = result.check_interruption(seen.interrupted, len(recorder))
     if not len(recorder):
         variant.folder.update(status="interrupted", findings=[*fitted.findings, *stopped])
         return list(fitted.findings)
@@ -90,12 +90,12 @@ def conclude_variant(variant: Variant, seen: Observed, telemetry: dict[str, Any]
         noise=speed["noise"],
         devices=[device],
         findings=[*found, *stopped],
-        verdict=speed_summary.tell_verdict(fitted, summary, None, speed["noise"]),
+        verdict=speed_summary.write_speed_verdict(fitted, summary, None, speed["noise"]),
     )
     return found
 
 
-def summarise_telemetry(variants: Mapping[str, Variant], both: Interleaving, seen: Observed) -> dict[str, Any]:
+def summarise_telemetry(variants: Mapping[str, Variant], both: Interleaving, seen: Observation) -> dict[str, Any]:
     """Sum up the samples from the first block on; two samples per second cannot tell one arm from the other."""
     begins, ends = list[float](), list[float]()
     for name, variant in variants.items():
@@ -124,9 +124,9 @@ def label_pair(a: Config, b: Config) -> dict[str, str]:
     }
 
 
-def tell_unasked(asked: Mapping[str, Config], fitted: Mapping[str, Config]) -> list[str]:
+def describe_unrequested(requested: Mapping[str, Config], fitted: Mapping[str, Config]) -> list[str]:
     """Say where the machine made the two differ though nobody asked for it, or made them the same."""
-    wanted = {key for key, _, _ in list_differences(asked["A"], asked["B"])}
+    wanted = {key for key, _, _ in list_differences(requested["A"], requested["B"])}
     differing = list_differences(fitted["A"], fitted["B"])
     if wanted and not differing:
         return ["in nothing: fitted to this machine, both come to the same"]

@@ -18,7 +18,7 @@ from trainstone.engine.loop import train_steps
 from trainstone.engine.task import build_task
 from trainstone.engine.training_data import settle_classes
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.loader_timing import Turns, split_stages, take_turn
+from trainstone.flows.loader_timing import LoaderTiming, split_stages, time_loader
 from trainstone.machine.cpus import Cores, available_cores
 from trainstone.machine.launch_protocol import name_host
 from trainstone.measure.clock import choose_timer
@@ -27,7 +27,7 @@ from trainstone.results.findings import finding
 from trainstone.results.loader_speed import rate_per_core
 from trainstone.results.progress import Progress
 from trainstone.results.schema import run as schema
-from trainstone.results.schema.data_bench import Demand, Feeding, ThreadPoint
+from trainstone.results.schema.data_bench import DataBenchResult, Demand, ThreadPoint
 from trainstone.results.verdicts import write_data_verdict
 from trainstone.stats import throughput
 from trainstone.workloads.registry import WORKLOADS
@@ -55,19 +55,19 @@ def run_data_bench(
         holds = WORKLOADS[config.workload].holds
         return Loader(opened.source, how, LoaderOptions(batch, first_step=first_step, holds=holds))
 
-    done: list[Turns] = []
+    done: list[LoaderTiming] = []
     for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):
         yield progress
         life.check_stop()
     if demand is None:
         demand = yield from measure_demand(life)
     skipped = sum(turns.skipped for turns in done)
-    feeding = Feeding(
+    feeding = DataBenchResult(
         path=config.data.root,
         storage=opened.dataset.storage,
         split=opened.name,
-        pictures=len(opened.source),
-        picture_bytes=sum(turns.read_bytes for turns in done) / sum(turns.pictures for turns in done),
+        images=len(opened.source),
+        image_bytes=sum(turns.read_bytes for turns in done) / sum(turns.images for turns in done),
         image_size=config.data.image_size,
         batch_size=batch,
         transform=describe_transform(config.augment),
@@ -83,7 +83,7 @@ def run_data_bench(
         status="ok",
         data_bench=feeding,
         verdict=write_data_verdict(feeding, WORKLOADS[config.workload].title(config)),
-        findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
+        findings=[finding("images-skipped", f"{skipped} damaged images were left out")] if skipped else [],
         devices=[schema.Device(host=name_host(), name=feeding.cpu, label="cpu")],
         phases=schema.Phases(program_seconds=life.seconds),
     )
@@ -126,23 +126,23 @@ def choose_threads(cores: Cores) -> list[int]:
 
 
 def measure_threads(
-    open_loader: Callable[[int, int], Loader], counts: Sequence[int], seconds: float, done: list[Turns]
+    open_loader: Callable[[int, int], Loader], counts: Sequence[int], seconds: float, done: list[LoaderTiming]
 ) -> Iterator[Progress]:
     """Let each number of threads deliver, twice, for a share of the time; fills `done`.
 
-    `open_loader` makes a loader of so many threads that begins at a step: every turn has other pictures. Numbers
+    `open_loader` makes a loader of so many threads that begins at a step: every turn has other images. Numbers
     take turns, up and down again, so that a machine that grows slower hits all alike.
     """
-    turns = {count: Turns(count) for count in counts}
+    turns = {count: LoaderTiming(count) for count in counts}
     done += turns.values()
     step = 0
     for count in (*counts, *reversed(counts)):
         with open_loader(count, step) as loader:
-            yield from take_turn(loader, turns[count], seconds / (2 * len(counts)))
+            yield from time_loader(loader, turns[count], seconds / (2 * len(counts)))
             step = loader.step
 
 
-def summarise_turns(turns: Turns, batch_size: int, cores: int) -> ThreadPoint:
+def summarise_turns(turns: LoaderTiming, batch_size: int, cores: int) -> ThreadPoint:
     seconds = np.asarray(turns.batch_seconds)
     rate = throughput.throughput_within(seconds, np.full(len(seconds), float(batch_size)))
     busy = turns.cpu_seconds / turns.wall_seconds if turns.cpu_seconds else None

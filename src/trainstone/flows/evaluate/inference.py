@@ -13,19 +13,19 @@ from torch import nn
 from trainstone.config.schema import Config, change_section
 from trainstone.data.pipeline.feed import IGNORED
 from trainstone.data.splits import OpenSplit
-from trainstone.engine.batches import feed_device, synthetic_batches
-from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.batches import prefetch_to_device, synthetic_batches
+from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.fit import Fitted, count_step_work, fit_engine
 from trainstone.engine.network import compile_model
 from trainstone.errors import ConfigError
 from trainstone.flows.bench.result import SideMeasurements, conclude
 from trainstone.flows.bench.stop_rule import record_steps
-from trainstone.flows.evaluate.load_weights import Saved, load_network
-from trainstone.flows.evaluate.run import open_pictures
+from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
+from trainstone.flows.evaluate.run import open_images
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder
 from trainstone.flows.prepare import provide_for_all
-from trainstone.machine.ranks import ALONE
+from trainstone.machine.ranks import SINGLE_RANK
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.devices import autocast
 from trainstone.results.progress import Progress
@@ -35,16 +35,16 @@ from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, choose_eval_batch
 
 
-def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
+def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, None, Status]:
     yield from life.join()
     config, run = life.config, life.run
     yield from provide_for_all(config, life)
     opened, batch = None, choose_eval_batch(config)
     if config.data.source != "synthetic":
-        opened = open_pictures(config)
+        opened = open_images(config)
         if len(opened.source) < batch:
             raise ConfigError(
-                f"split {opened.name} has {len(opened.source)} pictures, fewer than the {batch} of a batch",
+                f"split {opened.name} has {len(opened.source)} images, fewer than the {batch} of a batch",
                 hint=f"--set eval.batch_size={len(opened.source)}",
             )
     yield Progress("fitting the recipe to this machine")
@@ -62,13 +62,15 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
     peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
-        pact, timer = Pact(life.world, life.signals, learns=False), choose_timer(device)
+        agreement, timer = StopAgreement(life.world, life.signals, learns=False), choose_timer(device)
         called = compile_model(model) if config.engine.compile else model
         with closing(repeat_batches(config, opened, device)) as batches:
-            steps = infer_steps(called, config, device, feed_device(batches, device), timer, observed.clock_start)
+            steps = infer_steps(
+                called, config, device, prefetch_to_device(batches, device), timer, observed.clock_start
+            )
             if config.measure.iterations is not None:
                 steps = itertools.islice(steps, config.measure.iterations)
-            yield from record_steps(steps, timer, config.measure, recorder, pact)
+            yield from record_steps(steps, timer, config.measure, recorder, agreement)
     observed.peaks = yield from measure_device(life, fitted, peaks)
     observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"
@@ -80,12 +82,12 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
 
 
 def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:
-    """Yield full batches for ever: random ones, or real pictures, the same at each pass."""
+    """Yield full batches for ever: random ones, or real images, the same at each pass."""
     if opened is None:
         yield from synthetic_batches(config, device)
         return
     while True:
-        with closing(WORKLOADS[config.workload].open_validation(config, opened, device, ALONE)) as loader:
+        with closing(WORKLOADS[config.workload].open_validation(config, opened, device, SINGLE_RANK)) as loader:
             for batch in loader:
                 if batch[1][-1] != IGNORED:  # the last batch of a pass may be filled up with nothing
                     yield batch

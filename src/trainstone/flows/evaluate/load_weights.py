@@ -30,7 +30,7 @@ from trainstone.workloads.registry import WORKLOADS
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedWeights:
     path: Path
     weights: dict[str, Tensor]
     config: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class Saved:
     averaged: bool = False
     recipe: str | None = None
     """Its name, where the file says it beside weights alone."""
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """Damaged checkpoints that were passed over."""
 
     @property
@@ -51,7 +51,7 @@ class Saved:
         return self.path.name if self.run_id is None else f"step {self.step:,} of {self.run_id}"
 
 
-def open_saved(path: Path) -> Saved:
+def open_saved(path: Path) -> SavedWeights:
     """Read a checkpoint, the best (else the latest) of a run folder, or weights of other tools."""
     if path.is_dir():
         return describe_checkpoint(*find_checkpoint(path))
@@ -63,7 +63,7 @@ def open_saved(path: Path) -> Saved:
                 metadata = dict(file.metadata() or {})
     if "trainstone" in metadata:
         return describe_checkpoint(read_checkpoint(path))
-    return Saved(path, read_weights(path), recipe=metadata.get("recipe"))
+    return SavedWeights(path, read_weights(path), recipe=metadata.get("recipe"))
 
 
 def find_checkpoint(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
@@ -75,13 +75,13 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
             return read_checkpoint(folder / BEST), ()
         except ResultError as err:
             damaged.append(f"{err.message}; passed over")
-    latest, doubts = find_latest(folder)
+    latest, warnings = find_latest(folder)
     if latest is None:
         raise DataError(
-            f"{path} holds no whole checkpoint{''.join(f'; {doubt}' for doubt in (*damaged, *doubts))}",
+            f"{path} holds no whole checkpoint{''.join(f'; {warning}' for warning in (*damaged, *warnings))}",
             hint="give a checkpoint, a file of weights, or the folder of a run of trainstone train",
         )
-    return latest, (*damaged, *doubts)
+    return latest, (*damaged, *warnings)
 
 
 class Origin(BaseModel):
@@ -93,7 +93,7 @@ class Origin(BaseModel):
     epoch: float | None = None
 
 
-def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) -> Saved:
+def describe_checkpoint(checkpoint: Checkpoint, warnings: tuple[str, ...] = ()) -> SavedWeights:
     try:
         origin = Origin.model_validate(checkpoint.document)
     except (ValidationError, RecursionError) as err:
@@ -104,10 +104,12 @@ def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) ->
         {name.removeprefix(part): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(part)}
         for part in (MODEL, AVERAGE)
     )
-    return Saved(checkpoint.path, own | average, **dict(origin), averaged=bool(average), doubts=doubts)
+    return SavedWeights(checkpoint.path, own | average, **dict(origin), averaged=bool(average), warnings=warnings)
 
 
-def resolve_config(saved: Saved, recipe: str | None, settings: Sequence[str], flags: Mapping[str, Any]) -> Config:
+def resolve_config(
+    saved: SavedWeights, recipe: str | None, settings: Sequence[str], flags: Mapping[str, Any]
+) -> Config:
     """Return the configuration of a checkpoint, or the recipe that says which network weights are of; changed."""
     if saved.config is None:
         if recipe is None:
@@ -140,7 +142,7 @@ def resolve_config(saved: Saved, recipe: str | None, settings: Sequence[str], fl
         raise ConfigError(f"{saved.path}: its configuration is nested too deep") from err
 
 
-def check_weights(config: Config, saved: Saved) -> None:
+def check_weights(config: Config, saved: SavedWeights) -> None:
     """Refuse weights that are not of the configured network, or no numbers; nothing is built for it.
 
     So a file whose configuration asks for a far larger network than it holds does not get the memory.
@@ -150,7 +152,7 @@ def check_weights(config: Config, saved: Saved) -> None:
     refuse_not_finite(saved.weights, str(saved.path))
 
 
-def load_network(config: Config, device: torch.device, saved: Saved) -> nn.Module:
+def load_network(config: Config, device: torch.device, saved: SavedWeights) -> nn.Module:
     """Build the network, give it the weights and make it ready to judge."""
     model = build_network(config, device)
     load_weights(model, saved.weights, str(saved.path))

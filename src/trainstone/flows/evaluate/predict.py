@@ -9,14 +9,14 @@ import torch
 
 from trainstone.config.schema import Config, change_section
 from trainstone.data.loader import BatchMemory
-from trainstone.data.pipeline.feed import Feed, Worker
+from trainstone.data.pipeline.feed import InputPipeline, Worker
 from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import ClassName, PictureSource
+from trainstone.data.sample import ClassName, ImageSource
 from trainstone.data.synthetic.generated import find_stored
 from trainstone.engine.fit import fit_engine
 from trainstone.engine.training_data import find_data
 from trainstone.errors import ConfigError, DataError
-from trainstone.flows.evaluate.load_weights import Saved, load_network
+from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
 from trainstone.measure.devices import autocast
 from trainstone.workloads.registry import WORKLOADS
 
@@ -26,15 +26,15 @@ EDGES = ("left", "top", "right", "bottom")
 """Of a box, as shares of the image's width and height."""
 
 
-def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
+def predict(config: Config, saved: SavedWeights, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
     """Yield what is seen in each image, the likeliest class first, as --json prints it; or why it cannot be read."""
     config, device, findings = fit_engine(config)
     for found in findings:
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
-    look = WORKLOADS[config.workload].build_look(config, device)
+    look = WORKLOADS[config.workload].build_predictor(config, device)
     worker, uncached = Worker(), change_section(config, "loader", cache="off")
-    feed = Feed(PictureSource(images), uncached, train=False)
+    feed = InputPipeline(ImageSource(images), uncached, train=False)
     memory = BatchMemory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:

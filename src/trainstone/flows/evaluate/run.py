@@ -1,9 +1,9 @@
 """What `eval` does with saved weights: data, fit, weights, judge, write. Nothing is learned.
 
-run_eval judges all validation pictures, the same on every rank, and times nothing but the whole. run_inference
+run_eval judges all validation images, the same on every rank, and times nothing but the whole. run_inference
 (`eval --bench`) times forward passes on one device like steps of training; a step is a batch of eval.batch_size
-pictures: wait for it, normalise, forward. No labels are looked at. predict says what the weights see in single
-pictures, which are read, decoded and cut as evaluation does it; export_weights writes a plain file for other tools.
+images: wait for it, normalise, forward. No labels are looked at. predict says what the weights see in single
+images, which are read, decoded and cut as evaluation does it; export_weights writes a plain file for other tools.
 """
 
 import json
@@ -17,12 +17,12 @@ import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
-from trainstone.engine.evaluate import Scoring, judge_network, keep_pictures
+from trainstone.engine.evaluate import Scoring, evaluate_network, write_samples
 from trainstone.engine.fit import fit_engine
 from trainstone.engine.network import count_parameters
 from trainstone.engine.training_data import open_data
 from trainstone.errors import ConfigError, DataError
-from trainstone.flows.evaluate.load_weights import Saved, load_network
+from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
 from trainstone.flows.evaluate.predict import find_classes
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.prepare import agree_on, provide_for_all
@@ -39,47 +39,47 @@ from trainstone.results.schema.run import Status
 from trainstone.results.verdicts import write_eval_verdict
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import Scored, choose_eval_batch
+from trainstone.workloads.workload import EvalScores, choose_eval_batch
 
 log = logging.getLogger(__name__)
 
-DATA_HINT = "give --data DIR: pictures of the classes that these weights know"
+DATA_HINT = "give --data DIR: images of the classes that these weights know"
 
 
-def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
+def run_eval(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, None, Status]:
     """Evaluate saved weights; every rank runs this, rank 0 writes the result."""
     yield from life.join()
     config, run, world = life.config, life.run, life.world
     yield from provide_for_all(config, life)
     yield Progress("opening the data set")
-    opened = open_pictures(config)
+    opened = open_images(config)
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
     config, device, findings = fit_engine(config, world=life.rank)
     config = agree_on(config, world, "precision")
     run.write_config(config)
-    findings += [finding("checkpoint-damaged", doubt) for doubt in saved.doubts]
+    findings += [finding("checkpoint-damaged", warning) for warning in saved.warnings]
     run.update(findings=findings)
     yield Progress("building the network")
     model = load_network(config, device, saved)
     life.check_stop()
     began = time.perf_counter()
-    rows = yield from judge_network(model, config, device, opened, world, life.signals)
+    rows = yield from evaluate_network(model, config, device, opened, world, life.signals)
     if rows is None:
         raise KeyboardInterrupt(life.signals.received or OTHER_RANK)
     with Scoring(config, world) as scoring:
         scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
-        judged = scoring.take()
-    conclude_eval(life, config, saved, opened, judged, time.perf_counter() - began, count_parameters(model))
+        evaluated = scoring.take()
+    conclude_eval(life, config, saved, opened, evaluated, time.perf_counter() - began, count_parameters(model))
     return run.result.status
 
 
 def conclude_eval(
     life: Lifecycle,
     config: Config,
-    saved: Saved,
+    saved: SavedWeights,
     opened: OpenSplit,
-    judged: Scored,
+    evaluated: EvalScores,
     eval_seconds: float,
     parameters: int,
 ) -> None:
@@ -92,16 +92,16 @@ def conclude_eval(
         step=saved.step,
         seconds=program_seconds,
         eval_seconds=eval_seconds,
-        metrics=judged.metrics,
-        images=judged.images,
+        metrics=evaluated.metrics,
+        images=evaluated.images,
     )
     quality = Quality(
         metric=config.eval.metric,
-        value=judged.metrics[config.eval.metric],
+        value=evaluated.metrics[config.eval.metric],
         epochs=evaluation.epoch,
         history=[evaluation],
-        tables=list(judged.tables),
-        pictures=list(keep_pictures(run.path, judged)),
+        tables=list(evaluated.tables),
+        samples=list(write_samples(run.path, evaluated)),
         parameters=parameters,
     )
     title = WORKLOADS[config.workload].title(config)
@@ -110,38 +110,38 @@ def conclude_eval(
         quality=quality,
         phases=schema.Phases(eval_seconds=eval_seconds, program_seconds=program_seconds),
         devices=devices,
-        findings=[*run.result.findings, *tell_left_out(opened, judged.images, config)],
+        findings=[*run.result.findings, *describe_skipped(opened, evaluated.images, config)],
         verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
     )
 
 
-def open_pictures(config: Config) -> OpenSplit:
-    """Open the pictures to judge by; errors tell what to do where the network cannot change."""
+def open_images(config: Config) -> OpenSplit:
+    """Open the images to judge by; errors tell what to do where the network cannot change."""
     try:
         opened = open_data(config, "val")
     except DataError as err:
         other_network = err.hint is None or err.hint.startswith("--set model.num_classes")
         raise DataError(err.message, hint=DATA_HINT if other_network else err.hint) from err
     if opened is None:
-        raise ConfigError(f"recipe {config.name} has no pictures to judge by: its data is synthetic", hint=DATA_HINT)
+        raise ConfigError(f"recipe {config.name} has no images to judge by: its data is synthetic", hint=DATA_HINT)
     return opened
 
 
-def tell_left_out(opened: OpenSplit, judged: int, config: Config) -> list[schema.Finding]:
-    """Findings where not all pictures were judged: damaged ones, or the rest that fills no batch."""
-    batch, pictures = choose_eval_batch(config), len(opened.source)
-    rest = pictures % batch if config.eval.drop_rest else 0
+def describe_skipped(opened: OpenSplit, evaluated: int, config: Config) -> list[schema.Finding]:
+    """Findings where not all images were judged: damaged ones, or the rest that fills no batch."""
+    batch, images = choose_eval_batch(config), len(opened.source)
+    rest = images % batch if config.eval.drop_rest else 0
     found = []
     if rest:
-        told = f"{format_count(rest, 'picture')} not judged: they fill no batch of {batch} (eval.drop_rest)"
-        found.append(finding("pictures-skipped", told, hint="--set eval.drop_rest=false judges all"))
-    if damaged := pictures - rest - judged:
-        told = f"{format_count(damaged, 'damaged picture')} not judged; log.txt names them"
-        found.append(finding("pictures-skipped", told))
+        message = f"{format_count(rest, 'image')} not evaluated: they fill no batch of {batch} (eval.drop_rest)"
+        found.append(finding("images-skipped", message, hint="--set eval.drop_rest=false judges all"))
+    if damaged := images - rest - evaluated:
+        message = f"{format_count(damaged, 'damaged image')} not evaluated; log.txt names them"
+        found.append(finding("images-skipped", message))
     return found
 
 
-def export_weights(config: Config, saved: Saved, target: Path) -> dict[str, Any]:
+def export_weights(config: Config, saved: SavedWeights, target: Path) -> dict[str, Any]:
     """Write the weights that evaluation judges as plain safetensors, under the names that the network gives them."""
     if target.exists():
         raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainstone.engine.distributed.collectives import barrier
-from trainstone.engine.distributed.stop_agreement import Pact
+from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.fit import Fitted
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
@@ -37,7 +37,7 @@ from trainstone.results.verdicts import write_profile_verdict
 from trainstone.stats.steady_state import find_steady
 from trainstone.stats.throughput import spread
 from trainstone.trace.breakdown import analyse_trace
-from trainstone.trace.roofline import WorkedOp, judge_roofline, name_in_trace
+from trainstone.trace.roofline import WorkedOp, name_in_trace, place_on_roofline
 from trainstone.units import format_percent
 from trainstone.workloads.registry import WORKLOADS
 
@@ -83,12 +83,12 @@ def run_profile(
     with closing(build_task(fitted.config, fitted.device, opened, world=world)) as task:
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
             settle_gradients(task, fitted.config)
-            pact = Pact(world, life.signals)
-            recorded = yield from record_window(task, fitted, run.path, recorder, pact, start, iterations)
+            agreement = StopAgreement(world, life.signals)
+            recorded = yield from record_window(task, fitted, run.path, recorder, agreement, start, iterations)
         observed.peaks = yield from measure_device(life, fitted, peaks)
         yield Progress("reading the trace")
         if world.rank.number == 0:
-            run.update(timeline=judge_profile(recorder, recorded, observed.peaks, run.path))
+            run.update(timeline=assess_profile(recorder, recorded, observed.peaks, run.path))
         observed.interrupted = life.find_stop()
         left_out = range(recorded.window.begin, recorded.window.end)
         conclude(life, fitted, recorder, observed, SideMeasurements(task.loader), left_out=left_out)
@@ -103,7 +103,13 @@ def run_profile(
 
 
 def record_window(
-    task: Task, fitted: Fitted, folder: Path, recorder: StepRecorder, pact: Pact, start: int | None, iterations: int
+    task: Task,
+    fitted: Fitted,
+    folder: Path,
+    recorder: StepRecorder,
+    agreement: StopAgreement,
+    start: int | None,
+    iterations: int,
 ) -> Generator[Progress, None, Recorded]:
     """Run to the window, through it and a little further; then count what a step executes.
 
@@ -113,16 +119,16 @@ def record_window(
     outer = engine.nvtx  # an nsys or ncu around us records, and only one can
     marked = task if outer else replace(task, mark=torch.profiler.record_function)
     running = train_steps(marked, timer, origin=time.perf_counter())
-    steps = take_steps(running, recorder, pact)
+    steps = take_steps(running, recorder, agreement)
     warm_up = 0 if outer else timer.lag + 1
     planned = None if start is None else plan_window(start, warm_up, iterations, timer)
     settling_seconds = fitted.config.measure.seconds * SETTLING_SHARE
-    yield from settle_down(steps, recorder, planned.begin if planned else None, timer, settling_seconds, pact)
+    yield from settle_down(steps, recorder, planned.begin if planned else None, timer, settling_seconds, agreement)
     window = planned or plan_window(len(recorder) + timer.lag + warm_up, warm_up, iterations, timer)
-    rank = pact.world.rank
+    rank = agreement.world.rank
     trace = None if outer else folder / TRACE_NAME.format(rank.number)
     capture = Capture(trace, task.device, rank, window) if trace else OuterCapture()
-    pact.settle()
+    agreement.settle()
     with capture:
         clocks = time.process_time(), time.perf_counter()
         for number in range(window.begin, window.end):
@@ -131,17 +137,17 @@ def record_window(
             record = next(steps)
             worked, passed = time.process_time() - clocks[0], time.perf_counter() - clocks[1]
             if number == window.end - 1:
-                pact.settle()
+                agreement.settle()
             capture.step(number)
             yield Progress("profiling", record.step + 1, record.images / record.step_seconds)
-    barrier(pact.world)  # a rank that writes its trace for longer shall not make the others' next step longer
+    barrier(agreement.world)  # a rank that writes its trace for longer shall not make the others' next step longer
     while len(recorder) < window.end + max(AFTER_STEPS, iterations):
         record = next(steps)
         yield Progress("measuring without the profiler", record.step + 1, record.images / record.step_seconds)
-    pact.finish()
+    agreement.finish()
     ops: tuple[Op, ...] = ()
     if not (engine.compile or engine.cuda_graphs):  # neither lets its operators be seen
-        with CallCounter() as counter, task.without_exchange():
+        with CallCounter() as counter, task.without_gradient_sync():
             next(running)  # slow, and no step of the run
         ops = list_ops(counter)
     return Recorded(window, worked / passed, trace, ops)
@@ -157,13 +163,13 @@ def plan_window(start: int, warm_up: int, iterations: int, timer: Timer) -> Prof
     return ProfileWindow(max(first - warm_up, earliest), first, first + iterations)
 
 
-def take_steps(steps: Iterator[StepRecord], recorder: StepRecorder, pact: Pact) -> Iterator[StepRecord]:
+def take_steps(steps: Iterator[StepRecord], recorder: StepRecorder, agreement: StopAgreement) -> Iterator[StepRecord]:
     """Record each step and look after its loss and after signals, of all ranks."""
     for record in steps:
         recorder.step(record)
-        pact.look(record)
-        pact.refuse_bad_loss()
-        pact.end_if_stopped()
+        agreement.look(record)
+        agreement.raise_if_bad_loss()
+        agreement.raise_if_stopped()
         yield record
 
 
@@ -173,7 +179,7 @@ def settle_down(
     begin: int | None,
     timer: Timer,
     limit_seconds: float,
-    pact: Pact,
+    agreement: StopAgreement,
 ) -> Iterator[Progress]:
     """Run until step `begin` is next; without one until the steps are steady, or the time for that is over.
 
@@ -191,11 +197,11 @@ def settle_down(
         if begin is not None or number < MIN_STEPS:
             continue
         steady = number % AFTER_STEPS == 0 and find_steady(recorder.column("step_seconds")).steady
-        if pact.wish_end(steady or timer.now() - began > limit_seconds):
+        if agreement.request_end(steady or timer.now() - began > limit_seconds):
             return
 
 
-def judge_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, folder: Path) -> Timeline | None:
+def assess_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, folder: Path) -> Timeline | None:
     """Analyse the trace; None where another tool records."""
     if recorded.trace is None:
         return None
@@ -209,8 +215,8 @@ def judge_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, fold
         update={
             "trace": str(recorded.trace.relative_to(folder)),
             "cores_used": recorded.cores_used,
-            "overhead": judge_overhead(recorder.column("step_seconds"), recorded.window),
-            "roofline": judge_roofline(
+            "overhead": assess_overhead(recorder.column("step_seconds"), recorded.window),
+            "roofline": place_on_roofline(
                 ops,
                 report.calls,
                 steps=steps,
@@ -223,7 +229,7 @@ def judge_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, fold
     )
 
 
-def judge_overhead(step_seconds: NDArray[np.float64], window: ProfileWindow) -> Overhead:
+def assess_overhead(step_seconds: NDArray[np.float64], window: ProfileWindow) -> Overhead:
     """Compare the recorded steps with those before, from where they are steady, and after."""
     before = step_seconds[find_steady(step_seconds[: window.begin]).from_step : window.begin]
     profiled, after = step_seconds[window.first : window.end], step_seconds[window.end :]
@@ -246,8 +252,8 @@ def describe_profiled(timeline: Timeline | None, window: ProfileWindow) -> Findi
     cost = timeline.overhead
     longer = f"{format_percent(abs(cost.share))} {'longer' if cost.share >= 0 else 'shorter'}"
     others = f"than {cost.plain_steps} steps of this run without it"
-    told = f"{which} were profiled: each took {longer} {others}, which scatter by {format_percent(cost.noise)}"
+    message = f"{which} were profiled: each took {longer} {others}, which scatter by {format_percent(cost.noise)}"
     if cost.share <= max(MUCH_OVERHEAD, cost.noise):
-        return finding("profiled", told)
+        return finding("profiled", message)
     overstated = "what takes little time each, small operators and Python, has a larger share here than without"
-    return finding("profiled", f"{told}; {overstated}", severity="warning")
+    return finding("profiled", f"{message}; {overstated}", severity="warning")

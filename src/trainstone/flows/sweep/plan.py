@@ -75,11 +75,11 @@ def make_plan(
             raise ConfigError(message, hint="give one of them")
         else:
             swept |= {"curve_key": key, "curves": values}
-    asked = Sweep(**swept, seed=config.seed, profile=profile or cores, cores=cores, strict=strict)
-    plan = lay_out(config, asked)
+    requested = Sweep(**swept, seed=config.seed, profile=profile or cores, cores=cores, strict=strict)
+    plan = lay_out(config, requested)
     seen: dict[str, str] = {}
     for point in plan.points:
-        text = configure(plan.config, asked, point).model_dump_json()
+        text = configure(plan.config, requested, point).model_dump_json()
         if text in seen:
             raise ConfigError(f"{seen[text]} and {point.label} are the same point", hint="name each value once")
         seen[text] = point.label
@@ -98,9 +98,9 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
     known = [row[0] for row in list_keys()]
     if key not in known:
         inside = ", ".join(name for name in known if name.startswith(f"{key}."))
-        told = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
+        message = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
         raise ConfigError(
-            f"--over {key}: {told}{'' if inside else did_you_mean(key, known)}",
+            f"--over {key}: {message}{'' if inside else did_you_mean(key, known)}",
             hint="`trainstone recipes NAME` lists the keys of a recipe",
         )
     try:

@@ -48,11 +48,11 @@ def run_sweep(life: Lifecycle, plan: SweepPlan) -> Generator[Progress | str, Non
         return "ok"
     work.write()  # without a single number the sweep has failed as its first point did
     first = min(work.rows.values(), key=lambda row: (row.status == "not_tried", row.order))
-    told = f"no point has a number; {label_row(work.sweep, first)}: {first.note}"
+    message = f"no point has a number; {label_row(work.sweep, first)}: {first.note}"
     hint = f"see {life.run.path / 'points'}"
     if first.status == "out_of_memory":
         hint = "give smaller ones: --batch-sizes 1,2,4"
-    raise error_of_child(first.exit_code or LaunchError.exit_code, told, hint)
+    raise error_of_child(first.exit_code or LaunchError.exit_code, message, hint)
 
 
 class SweepProgress:
@@ -109,7 +109,7 @@ class SweepProgress:
     def take_bench(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
         """Return the row with the point's number, or why it has none."""
         if ended.error:
-            return self.judge_failure(row, ended, folder)
+            return self.classify_failure(row, ended, folder)
         child = read_result(folder)
         if not self.run.result.machine:  # of the first run: what it found for each auto, and the machine
             self.config = settle(self.config, self.sweep, load_config(str(folder / "config.toml")))
@@ -121,7 +121,7 @@ class SweepProgress:
         note = "" if child.throughput else f"no number: its status is {child.status}"
         return row.model_copy(update={"status": status, "note": note, **describe_measured(child)})
 
-    def judge_failure(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
+    def classify_failure(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
         """Distinguish out of memory, which ends a curve, from a failure of this point, and from one that all have."""
         assert ended.error is not None
         message = ended.error.message

@@ -112,12 +112,12 @@ def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[Fi
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(path.name + ".damaged"))
         document = {"name": latest.path.name if latest else None, "damaged": damaged}
-    told = broadcast_dict(world, document)
-    findings = [finding("checkpoint-damaged", message) for message in told["damaged"]]
-    if told["name"] is None:
+    text = broadcast_dict(world, document)
+    findings = [finding("checkpoint-damaged", message) for message in text["damaged"]]
+    if text["name"] is None:
         begun = "the run has no checkpoint yet: it starts from the beginning"
         return None, [*findings, finding("resumed", begun)]
-    checkpoint = latest or read_checkpoint(folder / told["name"])
+    checkpoint = latest or read_checkpoint(folder / text["name"])
     step = checkpoint.document["step"]
     return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
 

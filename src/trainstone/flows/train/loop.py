@@ -15,17 +15,17 @@ from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.engine.distributed.collectives import barrier
 from trainstone.engine.distributed.data_parallel import average_buffers
-from trainstone.engine.distributed.stop_agreement import Pact
-from trainstone.engine.evaluate import Scoring, judge, keep_pictures
-from trainstone.engine.event_schedule import Cadence
+from trainstone.engine.distributed.stop_agreement import StopAgreement
+from trainstone.engine.evaluate import Scoring, evaluate, write_samples
+from trainstone.engine.event_schedule import EventSchedule
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task
 from trainstone.errors import RunError
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import sync_steps
 from trainstone.flows.train import checkpoint
-from trainstone.flows.train.events import State, decide
-from trainstone.flows.train.state import Course
+from trainstone.flows.train.events import DecisionInputs, decide
+from trainstone.flows.train.state import TrainingState
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrainingContext:
     life: Lifecycle
     config: Config
     task: Task
-    cadence: Cadence
+    schedule: EventSchedule
     validation: OpenSplit | None
     """None: nothing is evaluated."""
     recorder: StepRecorder
@@ -53,172 +53,181 @@ class Setting:
         return self.life.run.path / checkpoint.CHECKPOINTS
 
 
-def learn(setting: Setting, course: Course) -> Iterator[Progress]:
+def train_to_end(context: TrainingContext, state: TrainingState) -> Iterator[Progress]:
     """Train from where the course is to the end; the course then holds how it ended."""
-    timer, saved = choose_timer(setting.task.device), True
-    pact = Pact(setting.life.world, setting.life.signals, late=True)
+    timer, saved = choose_timer(context.task.device), True
+    agreement = StopAgreement(context.life.world, context.life.signals, late=True)
     while True:
-        state = State(
-            done=course.done,
-            has_validation=setting.validation is not None,
-            evaluated=course.judged_now,
-            is_best=course.is_best_now,
-            pending=setting.scoring.step,
-            reached=course.has_reached(setting.config.eval.target),
+        inputs = DecisionInputs(
+            done=state.done,
+            has_validation=context.validation is not None,
+            evaluated=state.evaluated_now,
+            is_best=state.is_best_now,
+            pending=context.scoring.step,
+            reached=state.has_reached(context.config.eval.target),
             saved=saved,
         )
-        match action := decide(state, pact.agreed, setting.cadence):
+        match action := decide(inputs, agreement.agreed, context.schedule):
             case "train":
-                pact = yield from run_steps(setting, course, timer)
+                agreement = yield from run_steps(context, state, timer)
             case "evaluate":
-                yield from run_evaluation(setting, course)
-                look(setting, course, pact)
-                pact.finish()
+                yield from run_evaluation(context, state)
+                look(context, state, agreement)
+                agreement.finish()
             case "collect":
-                take_scores(setting, course)
+                take_scores(context, state)
             case "checkpoint":
                 yield Progress("writing a checkpoint")
-                save(setting, course)
+                save(context, state)
             case "fail":
-                raise diverged(setting, pact.agreed.nan_step - 1)
+                raise diverged(context, agreement.agreed.nan_step - 1)
             case "end":
-                barrier(setting.life.world)  # every rank's steps are in its file
-                course.reached, course.stopped = state.reached, bool(pact.agreed.stop)
+                barrier(context.life.world)  # every rank's steps are in its file
+                state.reached, state.stopped = inputs.reached, bool(agreement.agreed.stop)
                 return
         saved = action == "checkpoint"
 
 
-def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Pact]:
+def run_steps(context: TrainingContext, state: TrainingState, timer: Timer) -> Generator[Progress, None, StopAgreement]:
     """Train until an event may be due or the ranks agree on something; return what holds it."""
-    task, world, cadence, limit = setting.task, setting.life.world, setting.cadence, setting.config.stop.seconds
-    metric, pact = setting.config.eval.metric, Pact(world, setting.life.signals, late=True)
+    task, world, schedule, limit = (
+        context.task,
+        context.life.world,
+        context.schedule,
+        context.config.stop.seconds,
+    )
+    metric, agreement = context.config.eval.metric, StopAgreement(world, context.life.signals, late=True)
     steps = train_steps(
         task,
         timer,
-        first_step=course.done,
-        num_steps=cadence.next_event(course.done) - course.done,
-        origin=timer.now() - course.clock(),
-        go_on=lambda: not any(pact.agreed),
+        first_step=state.done,
+        num_steps=schedule.next_event(state.done) - state.done,
+        origin=timer.now() - state.clock(),
+        go_on=lambda: not any(agreement.agreed),
     )
-    for sink in setting.sinks:
-        sink.begin_steps(course.done)
+    for sink in context.sinks:
+        sink.begin_steps(state.done)
     for record in steps:
-        setting.life.run.begin()
-        for sink in setting.sinks:
+        context.life.run.begin()
+        for sink in context.sinks:
             sink.step(record)
-        course.add_step(record)
-        look(setting, course, pact, record)
-        left = (cadence.last_step - course.done) * course.seconds_per_step
-        best = course.best
+        state.add_step(record)
+        look(context, state, agreement, record)
+        left = (schedule.last_step - state.done) * state.seconds_per_step
+        best = state.best
         yield Progress(
             "training",
             step=record.step + 1,
-            images_per_second=record.images * world.rank.world / course.seconds_per_step,
-            seconds_left=max(0.0, min(left, limit - course.clock()) if limit else left),
-            epoch=cadence.epochs_after(course.done),
-            epochs=cadence.epochs_after(cadence.last_step),
-            loss=course.loss,
+            images_per_second=record.images * world.rank.world / state.seconds_per_step,
+            seconds_left=max(0.0, min(left, limit - state.clock()) if limit else left),
+            epoch=schedule.epochs_after(state.done),
+            epochs=schedule.epochs_after(schedule.last_step),
+            loss=state.loss,
             metric=metric,
             accuracy=best.metrics[metric] if best else None,
         )
-    pact.finish()
-    # All ranks get the same running statistics, of the network and of its average: each saw other pictures.
+    agreement.finish()
+    # All ranks get the same running statistics, of the network and of its average: each saw other images.
     average_buffers(task.plain.buffers(), world)
     if task.average:
         names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.tensors
         average_buffers((tensor for name, tensor in averages.items() if name in names), world)
-    return pact
+    return agreement
 
 
-def look(setting: Setting, course: Course, pact: Pact, record: StepRecord | None = None) -> None:
+def look(
+    context: TrainingContext, state: TrainingState, agreement: StopAgreement, record: StepRecord | None = None
+) -> None:
     """Say what this rank requests; `record`: the step that has just ended."""
-    limit, every = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
-    saves = bool(every) and course.clock() - course.saved_at_seconds >= every
-    pact.look(record, enough=bool(limit) and course.clock() >= limit, checkpoint=saves)
+    limit, every = context.config.stop.seconds, context.config.checkpoint.every_seconds
+    saves = bool(every) and state.clock() - state.saved_at_seconds >= every
+    agreement.look(record, enough=bool(limit) and state.clock() >= limit, checkpoint=saves)
 
 
-def save(setting: Setting, course: Course) -> None:
+def save(context: TrainingContext, state: TrainingState) -> None:
     """Write a checkpoint, the best one too where this is it; the first rank does it for all."""
     began = time.perf_counter()
-    if not checkpoint.is_finite(setting.task.plain):
-        raise diverged(setting, course.done - 1)
+    if not checkpoint.is_finite(context.task.plain):
+        raise diverged(context, state.done - 1)
     # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
-    for sink in setting.sinks:
+    for sink in context.sinks:
         sink.flush()
-    sync_steps(setting.life.run, setting.recorder)
-    barrier(setting.life.world)
-    if setting.life.world.rank.number == 0:
-        setting.checkpoints.mkdir(exist_ok=True)
+    sync_steps(context.life.run, context.recorder)
+    barrier(context.life.world)
+    if context.life.world.rank.number == 0:
+        context.checkpoints.mkdir(exist_ok=True)
         document = {
-            **course.document(),
-            **checkpoint.take_values(setting.task),
-            "run_id": setting.life.run.result.run_id,
-            "config": setting.config.model_dump(mode="json", exclude_none=True),
+            **state.document(),
+            **checkpoint.take_values(context.task),
+            "run_id": context.life.run.result.run_id,
+            "config": context.config.model_dump(mode="json", exclude_none=True),
         }
-        tensors = checkpoint.take_tensors(setting.task)
-        checkpoint.write_checkpoint(setting.checkpoints, course.done, document, tensors)
-        if setting.config.checkpoint.best and course.is_best_now:
-            checkpoint.keep_best(setting.checkpoints, course.done)
-        checkpoint.prune(setting.checkpoints, setting.config.checkpoint.keep)
-    course.checkpoint_seconds += time.perf_counter() - began
-    course.saved_at_seconds = course.clock()
+        tensors = checkpoint.take_tensors(context.task)
+        checkpoint.write_checkpoint(context.checkpoints, state.done, document, tensors)
+        if context.config.checkpoint.best and state.is_best_now:
+            checkpoint.keep_best(context.checkpoints, state.done)
+        checkpoint.prune(context.checkpoints, context.config.checkpoint.keep)
+    state.checkpoint_seconds += time.perf_counter() - began
+    state.saved_at_seconds = state.clock()
 
 
-def diverged(setting: Setting, step: int) -> RunError:
-    scale = setting.task.scale.value
+def diverged(context: TrainingContext, step: int) -> RunError:
+    scale = context.task.scale.value
     scaled = f", loss scale {scale:g}" if scale is not None else ""
-    saved = [path for path in checkpoint.list_checkpoints(setting.checkpoints) if path.exists()]
-    rate = setting.task.rate(step)
+    saved = [path for path in checkpoint.list_checkpoints(context.checkpoints) if path.exists()]
+    rate = context.task.rate(step)
     good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
-    lower = f"--set optimizer.learning_rate={setting.config.optimizer.learning_rate / 4:g}"
-    go_on = f"trainstone train --resume {shlex.quote(str(setting.life.run.path))} {lower}" if saved else f"try {lower}"
+    lower = f"--set optimizer.learning_rate={context.config.optimizer.learning_rate / 4:g}"
+    go_on = f"trainstone train --resume {shlex.quote(str(context.life.run.path))} {lower}" if saved else f"try {lower}"
     return RunError(
         f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
         hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
     )
 
 
-def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
+def run_evaluation(context: TrainingContext, state: TrainingState) -> Iterator[Progress]:
     """Evaluate the validation set, and record the scores unless they come later; nothing if a signal broke it off."""
-    assert setting.validation is not None
+    assert context.validation is not None
     began = time.perf_counter()
-    for sink in setting.sinks:
-        sink.begin_evaluation(course.done)
-    rows = yield from judge(setting.task, setting.config, setting.validation, setting.life.world, setting.life.signals)
+    for sink in context.sinks:
+        sink.begin_evaluation(state.done)
+    rows = yield from evaluate(
+        context.task, context.config, context.validation, context.life.world, context.life.signals
+    )
     spent = time.perf_counter() - began
     if rows is None:
-        course.eval_seconds += spent
+        state.eval_seconds += spent
         return
-    setting.scoring.begin(setting.validation, rows, course.done, spent)
-    for sink in setting.sinks:
-        sink.end_evaluation(course.done)
-    if not setting.config.eval.async_:
-        take_scores(setting, course)
+    context.scoring.begin(context.validation, rows, state.done, spent)
+    for sink in context.sinks:
+        sink.end_evaluation(state.done)
+    if not context.config.eval.async_:
+        take_scores(context, state)
 
 
-def take_scores(setting: Setting, course: Course) -> None:
+def take_scores(context: TrainingContext, state: TrainingState) -> None:
     """Record the scores of the last evaluation, which may be some steps ago; wait for them if necessary."""
-    step = setting.scoring.step
+    step = context.scoring.step
     assert step is not None
     began = time.perf_counter()
-    scored = setting.scoring.take()
-    setting.life.run.begin()
+    scored = context.scoring.take()
+    context.life.run.begin()
     evaluation = Evaluation(
-        epoch=setting.cadence.epochs_after(step),
+        epoch=context.schedule.epochs_after(step),
         step=step,
-        seconds=course.clock(),
-        eval_seconds=setting.scoring.eval_seconds + time.perf_counter() - began,
+        seconds=state.clock(),
+        eval_seconds=context.scoring.eval_seconds + time.perf_counter() - began,
         metrics=scored.metrics,
         images=scored.images,
     )
-    course.history.append(evaluation)
-    course.eval_seconds += evaluation.eval_seconds
-    for sink in setting.sinks:
+    state.history.append(evaluation)
+    state.eval_seconds += evaluation.eval_seconds
+    for sink in context.sinks:
         sink.evaluation(evaluation)
-    told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
-    log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, scored.images)
-    if course.best is evaluation:
-        course.tables, course.shown = scored.tables, keep_pictures(setting.life.run.path, scored)
-        if setting.config.checkpoint.best and step < course.done and setting.life.world.rank.number == 0:
-            checkpoint.keep_best(setting.checkpoints, step)
-    setting.life.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
+    message = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
+    log.info("epoch %.2f, step %d: %s (%d images)", evaluation.epoch, evaluation.step, message, scored.images)
+    if state.best is evaluation:
+        state.tables, state.shown = scored.tables, write_samples(context.life.run.path, scored)
+        if context.config.checkpoint.best and step < state.done and context.life.world.rank.number == 0:
+            checkpoint.keep_best(context.checkpoints, step)
+    context.life.run.update(quality=state.quality(context.config.eval), phases=state.phases())

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainstone.config.schema import EvalConfig
 from trainstone.errors import ResultError
-from trainstone.results.schema.quality import Evaluation, Quality, QualityPicture, QualityTable
+from trainstone.results.schema.quality import Evaluation, Quality, QualitySample, QualityTable
 from trainstone.results.schema.run import Phases
 from trainstone.results.steps import StepRecord
 
@@ -17,27 +17,27 @@ MOVES = 0.05
 """How fast loss and step time of the progress line follow the steps."""
 TIMES = ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds")
 HISTORY = TypeAdapter(list[Evaluation])
-TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[QualityPicture, ...])
+TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[QualitySample, ...])
 
 
 @dataclass
-class Course:
+class TrainingState:
     """The state of a run that is no tensor. Seconds are of the run's clock, which stands still between two starts."""
 
     metric: str
-    pictures: int
+    images: int
     """Of an epoch."""
     global_batch: int
     parameters: int = 0
     data: dict[str, str] = field(default_factory=dict)
-    """What tells the splits from others: number of pictures and digest of some."""
+    """What tells the splits from others: number of images and digest of some."""
     done: int = 0
     """Steps."""
     history: list[Evaluation] = field(default_factory=list)
     tables: tuple[QualityTable, ...] = ()
     """Of the best evaluation, on the first rank."""
-    shown: tuple[QualityPicture, ...] = ()
-    """Pictures of that evaluation, there."""
+    shown: tuple[QualitySample, ...] = ()
+    """Images of that evaluation, there."""
     starts: int = 1
     """This one included, with or without a checkpoint between them."""
     train_seconds: float = 0.0
@@ -72,7 +72,7 @@ class Course:
         return max(self.history, key=lambda one: one.metrics[self.metric], default=None)
 
     @property
-    def judged_now(self) -> bool:
+    def evaluated_now(self) -> bool:
         """Whether the network as it is now was judged."""
         return bool(self.history) and self.history[-1].step == self.done
 
@@ -97,11 +97,11 @@ class Course:
             value=(first or best).metrics[self.metric] if best else None,
             target=config.target,
             seconds_to_target=first.seconds if first else None,
-            epochs=self.done * self.global_batch / self.pictures,
+            epochs=self.done * self.global_batch / self.images,
             steps=self.done,
             history=self.history,
             tables=list(self.tables),
-            pictures=list(self.shown),
+            samples=list(self.shown),
             starts=self.starts,
             parameters=self.parameters,
             global_batch=self.global_batch,
@@ -114,8 +114,8 @@ class Course:
         """What a later start needs to know."""
         return {
             "step": self.done,
-            "epoch": self.done * self.global_batch / self.pictures,
-            "pictures": self.pictures,
+            "epoch": self.done * self.global_batch / self.images,
+            "images": self.images,
             "global_batch": self.global_batch,
             "data": self.data,
             "seconds": self.clock(),

@@ -176,9 +176,9 @@ def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) 
             experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
             run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
             param = import_module("mlflow.entities").Param
-            told = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
-            for begin in range(0, len(told), MOST_PARAMS):
-                client.log_batch(run_id, params=told[begin : begin + MOST_PARAMS])
+            text = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
+            for begin in range(0, len(text), MOST_PARAMS):
+                client.log_batch(run_id, params=text[begin : begin + MOST_PARAMS])
     except Exception as err:  # stores are plug-ins and raise what they like
         message = f"MLflow at {hide_password(uri)} cannot be used: {describe_error(err)}"
         hint = "tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"

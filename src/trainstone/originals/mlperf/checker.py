@@ -29,7 +29,7 @@ _OLD_LINE = re.compile(r"[\d.]+ (\w+) ?:\s+(.+)")
 _RULESET = re.compile(r"training_([0-9]+\.[0-9]+\.[0-9]+)")
 
 
-class Checked(NamedTuple):
+class CheckedLog(NamedTuple):
     passed: bool
     complaints: tuple[str, ...]  # the lines it printed beside its notes and its verdict, as they are
     fault: str = ""  # why it crashed, where it did
@@ -46,7 +46,7 @@ def list_rulesets() -> dict[str, frozenset[str]]:
     return rules
 
 
-def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
+def check_log(log: Path, ruleset: str, keep: Path | None = None) -> CheckedLog:
     """Run the compliance checker on a log; `keep` is where its own log stays."""
     _find_checkers()
     refuse_paths(log)
@@ -85,7 +85,7 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
     lines = (line.rstrip() for line in written.splitlines())
     # Without its INFO notes, its verdict and the rules between messages.
     complaints = tuple(line for line in lines if line.strip("-") and not line.startswith(NOTES))
-    return Checked(passed, complaints, last if broken else "")
+    return CheckedLog(passed, complaints, last if broken else "")
 
 
 def refuse_paths(log: Path) -> None:

@@ -23,7 +23,7 @@ FREE = frozenset(
     {
         *("train.batch_size", "train.accumulate", "train.precision", "train.loss_scale", "train.adapt"),
         *("optimizer.learning_rate", "optimizer.rate_for", "optimizer.rate_growth", "optimizer.weight_decay"),
-        *("schedule.warm_up_epochs", "schedule.pictures", "eval.offset", "eval.batch_size", "eval.target"),
+        *("schedule.warm_up_epochs", "schedule.images", "eval.offset", "eval.batch_size", "eval.target"),
     }
 )
 """Keys that every benchmark leaves free, or has a rule of its own for."""
@@ -45,9 +45,9 @@ class RunSizes(NamedTuple):
     ranks: int
     global_batch: int
     """Images a step, of all ranks."""
-    train_pictures: int
+    train_images: int
     """Of the data set."""
-    val_pictures: int
+    val_images: int
     peak_rate: float
     """The schedule's highest."""
     decay_steps: int
@@ -73,8 +73,8 @@ class ClosedRules:
 
     recipe: str
     """The one that keeps the rules."""
-    train_pictures: int
-    val_pictures: tuple[int, ...]
+    train_images: int
+    val_images: tuple[int, ...]
     target: float
     free: Collection[str]
     """Further keys."""
@@ -82,12 +82,12 @@ class ClosedRules:
 
     def find_departures(self, config: Config, sizes: RunSizes, free: Collection[str], rules: list[Rule]) -> list[str]:
         """Return what is not allowed: all that is not as in the reference and not free, and `rules` that are broken."""
-        train, val, target = sizes.train_pictures, sizes.val_pictures, config.eval.target
-        seen = train == self.train_pictures and val in self.val_pictures
-        counted = config.schedule.pictures
+        train, val, target = sizes.train_images, sizes.val_images, config.eval.target
+        seen = train == self.train_images and val in self.val_images
+        counted = config.schedule.images
         goal = [
-            (seen, f"{train:,} and {val:,} pictures, not {self.train_pictures:,} and {self.val_pictures[0]:,}"),
-            (counted in (None, train), f"schedule.pictures = {counted}, the data set has {train}"),
+            (seen, f"{train:,} and {val:,} images, not {self.train_images:,} and {self.val_images[0]:,}"),
+            (counted in (None, train), f"schedule.images = {counted}, the data set has {train}"),
             ((target or 0) >= self.target, f"eval.target = {target}, not at least {self.target}"),
         ]
         reference = load_reference(self.recipe)
@@ -117,8 +117,8 @@ def drop_absent(values: Mapping[str, Any]) -> dict[str, Any]:
 FREE_FOR_SGD = frozenset({"optimizer.lars_eta", "optimizer.lars_epsilon", "optimizer.momentum_correction"})
 RESNET_RULES = ClosedRules(
     recipe="resnet50-mlperf",
-    train_pictures=1_281_167,
-    val_pictures=(50_000,),
+    train_images=1_281_167,
+    val_images=(50_000,),
     target=0.759,
     free=("optimizer.name", "optimizer.momentum"),
     also_allowed={
@@ -171,8 +171,8 @@ def find_resnet_departures(config: Config, sizes: RunSizes) -> list[str]:
 
 SSD_RULES = ClosedRules(
     recipe="ssd300-mlperf",
-    train_pictures=117_266,
-    val_pictures=(5_000, 4_952),  # COCO's, or those of them with boxes: published logs have either
+    train_images=117_266,
+    val_images=(5_000, 4_952),  # COCO's, or those of them with boxes: published logs have either
     target=0.23,
     free=(
         *("optimizer.momentum_correction", "schedule.warm_up_by", "schedule.warm_up_from", "schedule.first_step"),

@@ -18,15 +18,15 @@ from torch import nn
 
 from trainstone.config.schema import Config
 from trainstone.engine.distributed.collectives import World, gather
-from trainstone.engine.event_schedule import Cadence
+from trainstone.engine.event_schedule import EventSchedule
 from trainstone.engine.fit import Fitted
 from trainstone.engine.lr_schedule import count_warm_up, peak_rate
-from trainstone.engine.training_data import order_pictures
+from trainstone.engine.training_data import order_images
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import Event, format_line, kind_of, parse_line
-from trainstone.machine.page_cache import NOT_ASKED, CacheCleared, clear_page_cache
+from trainstone.machine.page_cache import NOT_REQUESTED, CacheCleared, clear_page_cache
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import name_device
 from trainstone.measure.recorder import Sink
@@ -92,15 +92,15 @@ def list_head(
     return [
         make_event("init_start", None, init_ms),
         *(make_event(f"submission_{key}", value, cleared_ms) for key, value in submitted.items()),
-        make_event("cache_clear", cleared.done, cleared_ms, told=cleared.told),
+        make_event("cache_clear", cleared.done, cleared_ms, message=cleared.message),
         make_event("seed", config.seed, built_ms),
         make_event("model_bn_span", config.train.batch_size * config.parallel.bn_ranks, built_ms),
         *(make_event("weights_initialization", None, built_ms, tensor=name) for name in tensors),
         make_event("init_stop", None, now_ms),
         *(make_event(key, value, now_ms) for key, value in benchmark.list_values(config, sizes).items()),
         make_event("run_start", None, now_ms),
-        make_event("train_samples", sizes.train_pictures, now_ms),
-        make_event("eval_samples", sizes.val_pictures, now_ms),
+        make_event("train_samples", sizes.train_images, now_ms),
+        make_event("eval_samples", sizes.val_images, now_ms),
     ]
 
 
@@ -119,14 +119,14 @@ def read_whole(path: Path) -> list[Event]:
     return events
 
 
-def stays(event: Event, done: int, *, judged: bool) -> bool:
+def stays(event: Event, done: int, *, evaluated: bool) -> bool:
     """Return whether an event was before the checkpoint; those of the head have no step."""
     step = event.metadata.get("step")
     if not isinstance(step, int) or step > done:
         return False
     if event.key == "run_stop":
-        return step == done and judged and event.metadata.get("status") == "success"
-    return step < done or event.key in AFTER_STEPS or (judged and event.key in OF_EVALUATION)
+        return step == done and evaluated and event.metadata.get("status") == "success"
+    return step < done or event.key in AFTER_STEPS or (evaluated and event.key in OF_EVALUATION)
 
 
 def find_open(events: Sequence[Event], key: str, number: str) -> int | None:
@@ -142,7 +142,7 @@ class MlperfLog(Sink):
     def __init__(
         self,
         path: Path | None,
-        cadence: Cadence,
+        event_schedule: EventSchedule,
         config: Config,
         ranks: int,
         list_head: Callable[[int], list[Event]],
@@ -150,7 +150,7 @@ class MlperfLog(Sink):
         now: Callable[[], float] = time.time,
     ) -> None:
         """Write into `path`; None: nowhere, on other ranks than rank 0. `list_head`: of the time of run_start."""
-        self._path, self._cadence, self._config, self._ranks = path, cadence, config, ranks
+        self._path, self._event_schedule, self._config, self._ranks = path, event_schedule, config, ranks
         self._list_head, self._now = list_head, now
         self._file: IO[str] | None = None
         self._done = 0
@@ -185,7 +185,7 @@ class MlperfLog(Sink):
             self._file = self._path.open("w", encoding="utf-8")
             self._write(self._list_head(self._now_ms()))
 
-    def resume(self, done: int, *, judged: bool) -> None:
+    def resume(self, done: int, *, evaluated: bool) -> None:
         """Continue the log of a run that has done some steps; `judged`: and an evaluation after them.
 
         The file is left as it is until there is something new. Values of the head are today's, its times the old ones:
@@ -199,7 +199,7 @@ class MlperfLog(Sink):
         if start := old.get("run_start"):
             head = [event._replace(time_ms=old.get(event.key, start).time_ms) for event in head]
             head = [old.get(event.key, event) if event.key == "cache_clear" else event for event in head]
-            kept = [event for event in before if stays(event, done, judged=judged)]
+            kept = [event for event in before if stays(event, done, evaluated=evaluated)]
         else:
             log.warning("%s is missing or damaged: it starts again, run_start included", self._path.name)
         if kept and kept[-1].key == RESUMED and kept[-1].metadata["step"] == done:
@@ -211,10 +211,10 @@ class MlperfLog(Sink):
 
     def begin_steps(self, done: int) -> None:
         self._note_resumed(done)
-        epoch = self._cadence.whole_epochs_after(done) + 1
+        epoch = self._event_schedule.whole_epochs_after(done) + 1
         if self._block is None:
             self._block = first = self._epoch or epoch
-            last = max(first, self._find_evaluated(self._cadence.next_evaluation(first - 1)))
+            last = max(first, self._find_evaluated(self._event_schedule.next_evaluation(first - 1)))
             self._add("block_start", done, first_epoch_num=first, epoch_count=last - first + 1)
         if self._epoch is None:
             self._epoch = epoch
@@ -228,7 +228,7 @@ class MlperfLog(Sink):
             self._first_seconds = record.start_seconds
         self._images += record.images * self._ranks
         self._done = done = record.step + 1
-        over = self._cadence.whole_epochs_after(done)
+        over = self._event_schedule.whole_epochs_after(done)
         if self._epoch is not None and over >= self._epoch:
             self._add("epoch_stop", done, epoch_num=self._epoch)
             for epoch in range(self._epoch + 1, over + 1):  # a step that takes more than one epoch has
@@ -289,9 +289,9 @@ class MlperfLog(Sink):
     def _add_rate(self, done: int, seconds: float) -> None:
         """The original's two lines of an epoch's speed, pauses within it included."""
         config, images = self._config, float(self._images)
-        if config.original_defects and config.original.name == "mlperf" and config.schedule.pictures:
+        if config.original_defects and config.original.name == "mlperf" and config.schedule.images:
             # It counted so many an epoch, whatever the data set has.
-            images *= config.schedule.pictures / self._cadence.pictures
+            images *= config.schedule.images / self._event_schedule.images
         if seconds > 0:
             rate = images / seconds
             self._add("tracked_stats", done, {"imgs_sec": rate})
@@ -299,8 +299,8 @@ class MlperfLog(Sink):
 
     def _find_evaluated(self, done: int) -> int:
         """Return the epoch that an evaluation after so many steps follows, or lies in."""
-        completed = self._cadence.whole_epochs_after(done)
-        return max(1, completed if completed > self._cadence.whole_epochs_after(done - 1) else completed + 1)
+        completed = self._event_schedule.whole_epochs_after(done)
+        return max(1, completed if completed > self._event_schedule.whole_epochs_after(done - 1) else completed + 1)
 
     def _add(self, key: str, done: int | None, value: Any = None, at_ms: int | None = None, **metadata: Any) -> None:
         step = {} if done is None else {"step": done}
@@ -328,7 +328,7 @@ class MlperfLog(Sink):
 def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheCleared, list[Finding]]:
     """Clear the page cache on every host on request; a finding where it could not be done."""
     if not config.mlperf.clear_caches:
-        return NOT_ASKED, []
+        return NOT_REQUESTED, []
     if resumed:
         return CacheCleared(False, "page cache not cleared: the run had begun before"), []
     mine = clear_page_cache() if world.rank.local == 0 else CacheCleared(True, "")
@@ -336,13 +336,13 @@ def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheC
     failed = [one for one in found if not one.done]
     if not failed:
         return found[0], []
-    return failed[0], [finding("caches-kept", f"mlperf.clear_caches is set, but: {failed[0].told}")]
+    return failed[0], [finding("caches-kept", f"mlperf.clear_caches is set, but: {failed[0].message}")]
 
 
 def open_log(
-    run: RunFolder, fitted: Fitted, pictures: tuple[int, int], rank: Rank, network: nn.Module, cleared: CacheCleared
+    run: RunFolder, fitted: Fitted, images: tuple[int, int], rank: Rank, network: nn.Module, cleared: CacheCleared
 ) -> MlperfLog:
-    """Return the log of this rank, with nothing written yet; only rank 0 has a file. `pictures`: train and val.
+    """Return the log of this rank, with nothing written yet; only rank 0 has a file. `images`: train and val.
 
     To be called when the network has just been built: the log has that moment.
     """
@@ -352,10 +352,10 @@ def open_log(
     except psutil.Error:
         started_seconds = built_seconds
     config = fitted.config
-    order = order_pictures(config, pictures[0], rank)
-    images = order.global_batch * config.train.accumulate
-    cadence = Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
-    sizes = measure_sizes(config, *pictures, rank)
+    order = order_images(config, images[0], rank)
+    global_batch = order.global_batch * config.train.accumulate
+    event_schedule = EventSchedule(order.epoch_images, global_batch, config.eval, config.stop, config.checkpoint)
+    sizes = measure_sizes(config, *images, rank)
     division, departures = choose_division(config, sizes)
     log.info("mlperf.log: %s division%s", division, f": {'; '.join(departures)}" if departures else "")
     head = partial(
@@ -370,7 +370,7 @@ def open_log(
             int(built_seconds * 1000),
         ),
     )
-    return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, config, rank.world, head)
+    return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, event_schedule, config, rank.world, head)
 
 
 def find_run_start(run: RunFolder) -> float | None:
@@ -379,29 +379,29 @@ def find_run_start(run: RunFolder) -> float | None:
     return next((event.time_ms / 1000 for event in events if event.key == "run_start"), None)
 
 
-def check_division(config: Config, pictures: tuple[int, int], rank: Rank) -> list[Finding]:
+def check_division(config: Config, images: tuple[int, int], rank: Rank) -> list[Finding]:
     """A finding where mlperf.division is closed and its rules are not kept."""
-    division, departures = choose_division(config, measure_sizes(config, *pictures, rank))
+    division, departures = choose_division(config, measure_sizes(config, *images, rank))
     if division == "open" or not departures:
         return []
     shown = "; ".join(departures[:MANY_DEPARTURES])
     return [finding("not-closed", f"mlperf.division is closed, but its rules are not kept (log.txt has all): {shown}")]
 
 
-def measure_sizes(config: Config, train_pictures: int, val_pictures: int, rank: Rank) -> RunSizes:
+def measure_sizes(config: Config, train_images: int, val_images: int, rank: Rank) -> RunSizes:
     """Return the numbers of a run on so many images."""
     train, schedule = config.train, config.schedule
     assert isinstance(train.batch_size, int)  # engine/fit.py resolved it
     global_batch = train.batch_size * train.accumulate * rank.world
-    order = order_pictures(config, schedule.pictures or train_pictures, rank)
-    steps_per_epoch = order.epoch_pictures / global_batch
+    order = order_images(config, schedule.images or train_images, rank)
+    steps_per_epoch = order.epoch_images / global_batch
     warm_up = count_warm_up(schedule, steps_per_epoch, order.count / global_batch)
     total = round(steps_per_epoch * config.stop.epochs)  # as engine/lr_schedule.py counts
     return RunSizes(
         ranks=rank.world,
         global_batch=global_batch,
-        train_pictures=train_pictures,
-        val_pictures=val_pictures,
+        train_images=train_images,
+        val_images=val_images,
         peak_rate=peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * train.accumulate),
         decay_steps=max(0, total - (warm_up if schedule.warm_up_offset else 0)),
         warm_up_steps=warm_up,

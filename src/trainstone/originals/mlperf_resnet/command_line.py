@@ -71,7 +71,7 @@ def read_program(line: Line) -> Request:
         "train.precision": "fp16" if values["dtype"] == "float16" else "fp32",
     }
     if "num-examples" in given.written:
-        keys["schedule.pictures"] = values["num-examples"]
+        keys["schedule.images"] = values["num-examples"]
     notes += set_rate(keys, geometry)
     source = values.get("data-train")
     notes += set_data(keys, str(PurePosixPath(source).parent) if source else None, "--data-train")

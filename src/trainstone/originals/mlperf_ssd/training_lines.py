@@ -37,10 +37,10 @@ class SsdLog(OriginalFile):
         self._epoch.append((record.step_seconds, record.loss))
         self._interval.append(record.step_seconds)
         iteration, text = record.step + 1, ""
-        pictures, global_batch = self.facts.train_pictures, self.facts.global_batch
-        epoch, next_epoch = (step * global_batch // pictures + 1 for step in (record.step, iteration))
+        images, global_batch = self.facts.train_images, self.facts.global_batch
+        epoch, next_epoch = (step * global_batch // images + 1 for step in (record.step, iteration))
         if iteration % self._every == 0:
-            first, length = (math.ceil(epochs * pictures / global_batch) for epochs in (epoch - 1, 1))
+            first, length = (math.ceil(epochs * images / global_batch) for epochs in (epoch - 1, 1))
             seconds, steps = sum(self._interval), len(self._interval)
             text += (
                 f"[Training][Iteration {iteration}][Epoch {epoch}, Batch {iteration - first}/{length}] "

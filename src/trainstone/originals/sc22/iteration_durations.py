@@ -14,7 +14,7 @@ from trainstone.errors import ResultError
 from trainstone.files import write_atomically
 from trainstone.formats import iterdur
 from trainstone.formats.iterdur import RankPlace
-from trainstone.originals.output_file import OriginalFile, RunFacts, Seat
+from trainstone.originals.output_file import OriginalFile, RankPlacement, RunFacts
 from trainstone.results.schema.run import FINISHED, Status
 from trainstone.results.steps import Columns, StepRecord, read_columns
 
@@ -56,10 +56,10 @@ class DurationFile(OriginalFile):
         """Write all hosts' files and the tables; without the training time where the run did not come to its end."""
         super().finish(status)
         facts, train_seconds = self.facts, None
-        files = [read_steps(facts, rank) for rank in range(len(facts.seats) or 1)]
+        files = [read_steps(facts, rank) for rank in range(len(facts.placements) or 1)]
         if status in FINISHED and (first := files[0]):
             train_seconds = float(first["start_seconds"][-1] + first["step_seconds"][-1] - first["start_seconds"][0])
-        seats = facts.seats or (Seat(self._host, facts.device),)
+        placements = facts.placements or (RankPlacement(self._host, facts.device),)
         ranks = [
             RankDurations(
                 RankPlace(rank, facts.ranks, seat.device),
@@ -67,7 +67,7 @@ class DurationFile(OriginalFile):
                 columns.get("step", ()),
                 np.asarray(measure(columns)).tolist() if columns else (),
             )
-            for rank, (seat, columns) in enumerate(zip(seats, files, strict=True))
+            for rank, (seat, columns) in enumerate(zip(placements, files, strict=True))
         ]
         most = max(len(rank.seconds) for rank in ranks)
         for rank in ranks:
@@ -75,7 +75,7 @@ class DurationFile(OriginalFile):
                 lost = most - len(rank.seconds)
                 log.warning("iteration durations of rank %d: %d steps are lost", rank.place.rank, lost)
         remove_files(facts)
-        for host in dict.fromkeys(seat.host for seat in seats):
+        for host in dict.fromkeys(seat.host for seat in placements):
             here = [rank for rank in ranks if rank.host == host]
             write_atomically(facts.place / name_file(facts, host), format_ranks(here, train_seconds))
         known = [rank for rank in ranks if len(rank.seconds)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from trainstone.engine.training_data import order_pictures
+from trainstone.engine.training_data import order_images
 from trainstone.files import write_atomically
 from trainstone.formats import nvlog
 from trainstone.machine.ranks import Rank
@@ -161,10 +161,10 @@ class TrainingNvlog(Nvlog):
     def _count_epochs(self, done: int) -> int:
         """Return how many epochs are over: one is with the last step that it has room for, and a step has one at most.
 
-        The original's rule, global_batch x (step + 1) > (epoch + 1) x pictures with steps from 0, holds a step later,
+        The original's rule, global_batch x (step + 1) > (epoch + 1) x images with steps from 0, holds a step later,
         which is the next epoch's first.
         """
-        return min(done, ((done + 1) * self.facts.global_batch - 1) // self.facts.train_pictures)
+        return min(done, ((done + 1) * self.facts.global_batch - 1) // self.facts.train_images)
 
     def render_evaluation(self, evaluation: Evaluation) -> str:
         facts = self.facts
@@ -242,7 +242,7 @@ class BenchmarkNvlog(Nvlog):
 def list_unnamed(facts: RunFacts) -> dict[str, Any]:
     """Keys and values before the model has its name: the network, then the training; what is not known is left out."""
     config, epochs = facts.config, facts.config.stop.epochs
-    steps_per_epoch = max(1, count_epoch_pictures(facts, facts.train_pictures) // facts.global_batch)
+    steps_per_epoch = max(1, count_epoch_images(facts, facts.train_images) // facts.global_batch)
     values: dict[str, Any] = {
         "Model HParams:": None,
         "Name": f"{config.model.name}{config.model.depth}_v1.5",
@@ -261,10 +261,10 @@ def list_unnamed(facts: RunFacts) -> dict[str, Any]:
     if facts.steps is not None:
         values["Total Steps"] = facts.steps
     # The steps of the whole schedule, as engine/lr_schedule.py counts them.
-    pictures = count_epoch_pictures(facts, config.schedule.pictures or facts.train_pictures)
+    images = count_epoch_images(facts, config.schedule.images or facts.train_images)
     return values | {
         "Steps per Epoch": float(steps_per_epoch),  # as Python writes a fraction, as in the original
-        "Decay Steps": round(pictures / facts.global_batch * config.stop.epochs),
+        "Decay Steps": round(images / facts.global_batch * config.stop.epochs),
         "Weight Decay Factor": config.optimizer.weight_decay,
         "Init Learning Rate": config.optimizer.learning_rate,
         "Momentum": config.optimizer.momentum,
@@ -273,6 +273,6 @@ def list_unnamed(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def count_epoch_pictures(facts: RunFacts, pictures: int) -> int:
+def count_epoch_images(facts: RunFacts, images: int) -> int:
     """Return how many images an epoch of so many takes: its last batch may be left out or filled up."""
-    return order_pictures(facts.config, pictures, Rank(0, facts.ranks)).epoch_pictures
+    return order_images(facts.config, images, Rank(0, facts.ranks)).epoch_images

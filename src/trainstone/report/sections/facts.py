@@ -141,7 +141,7 @@ def build_repeat(view: RunView) -> Section | None:
 
 def build_unmeasured(view: RunView) -> Section | None:
     """What was not measured, and why: a row for each thing a reader may miss."""
-    rows = dict.fromkeys([*_list_missing(view.result), *(("unreadable", doubt) for doubt in view.doubts)])
+    rows = dict.fromkeys([*_list_missing(view.result), *(("unreadable", warning) for warning in view.warnings)])
     return Section("unmeasured", "Not measured, and why", [FactsBlock(list(rows))]) if rows else None
 
 
@@ -161,9 +161,9 @@ def _list_missing(result: Result) -> Iterator[tuple[str, str]]:
     if result.utilisation is None:
         yield "utilisation", ended or "two models in turn share the device; a run alone measures it"
     for device in result.devices:
-        for told in device.unsupported:
-            what, _, why = told.partition(": ")
-            yield what if why else "telemetry", why or told
+        for message in device.unsupported:
+            what, _, why = message.partition(": ")
+            yield what if why else "telemetry", why or message
     if result.energy is None:
         yield "energy", ended or "no counter (RAPL, NVML) was read over the window; a guess is not given"
     if result.phases and result.phases.forward_seconds is None:

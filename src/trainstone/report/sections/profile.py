@@ -58,8 +58,8 @@ def build_breakdown(view: RunView) -> Section | None:
     shown = [timeline.steps[place] for place in choose_evenly(len(timeline.steps), MOST_STEPS)]
     seconds = {f"step {step.step}": {part.name: getattr(step, PARTS[part.name]) for part in parts} for step in shown}
     blocks: list[Block] = [charts.stacked("breakdown", "Where each profiled step goes", seconds, COLOURS)]
-    if timeline.told:
-        blocks.append(Prose(" ".join(timeline.told)))
+    if timeline.sentences:
+        blocks.append(Prose(" ".join(timeline.sentences)))
     columns, numeric = ["part", "a step", "share", "when"], [False, True, True, False]
     cells = [
         [part.name, format_seconds(part.seconds), format_percent(part.share), MEANINGS[part.name]] for part in parts
@@ -70,7 +70,7 @@ def build_breakdown(view: RunView) -> Section | None:
         "compute utilisation": f"{format_percent(timeline.compute_utilisation)}: {running}",
         "time accounted for": format_percent(timeline.accounted_share),
         "cores at work": "" if timeline.cores_used is None else f"{timeline.cores_used:.3g} on average",
-        "cost of profiling": step_parts.tell_overhead(timeline.overhead) if timeline.overhead else "",
+        "cost of profiling": step_parts.describe_overhead(timeline.overhead) if timeline.overhead else "",
         "events in the trace": f"{timeline.events:,}" if timeline.events else "",
     }
     blocks.append(FactsBlock(keep_known(facts)))
@@ -166,7 +166,7 @@ def build_roofline(view: RunView) -> Section | None:
     roofs = timeline.roofline if timeline else None
     if timeline is None or roofs is None or not roofs.operators:
         return None
-    blocks: list[Block] = [Prose(" ".join(roofs.told))] if roofs.told else []
+    blocks: list[Block] = [Prose(" ".join(roofs.sentences))] if roofs.sentences else []
     shown = [point for point in roofs.points or roofs.operators if point.flops > 0 and point.bytes_moved > 0]
     blocks += [draw_roofline(roofs, shown)] if shown else []
     shares = [(name_plainly(point.operator), point.share_of_bound, point.bound) for point in roofs.operators]
@@ -253,7 +253,7 @@ def draw_roofline(roofs: RooflineChart, shown: Sequence[RooflinePoint]) -> Figur
     layers = [mark("line", roof, {"strokeWidth": 2, "color": charts.MUTED, "clip": True}, x=x, y=y)]
     for at, name, dx in named:
         style = {"align": "right", "dx": dx, "dy": -9}
-        layers.append(mark("text", [{"x": at, "y": peak, "told": name}], style, x=x, y=y, text="told:N"))
+        layers.append(mark("text", [{"x": at, "y": peak, "shown": name}], style, x=x, y=y, text="shown:N"))
     layers.append(mark("point", rows, look, x=x, y=y, color=color, size=size, tooltip=tooltip))
     title = "Operators under the measured roofs; larger points take more of the step"
     return charts.figure("roofline", title, "", layers, height=ROOFLINE_HEIGHT)

@@ -1,14 +1,14 @@
-"""What an evaluation found beside its metric: charts and tables it brought along, and pictures with boxes."""
+"""What an evaluation found beside its metric: charts and tables it brought along, and images with boxes."""
 
 import base64
 import re
 from collections.abc import Sequence
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Gallery, Outline, Picture, Prose, Section
+from trainstone.report.blocks import Block, Gallery, Image, Outline, Prose, Section
 from trainstone.report.charts import PALETTE, Rows, mark, tips
 from trainstone.report.view import RunView
-from trainstone.results.schema.quality import QualityPicture, QualityTable, ShownBox
+from trainstone.results.schema.quality import QualitySample, QualityTable, ShownBox
 from trainstone.results.tables import format_rows, is_number, quality_table
 from trainstone.results.training import describe_metric, find_best, format_epochs
 from trainstone.units import format_count
@@ -17,20 +17,20 @@ HEIGHT = 280
 MOST_BARS = 400
 MOST_ROWS = 2000
 MIN_SCORE = 0.3  # found boxes below it are hidden until the reader asks for them
-MOST_PICTURES = 48
+MOST_IMAGES = 48
 MOST_BOXES = 300
 MOST_BYTES = 2_000_000  # of one file: the page carries them all
 MOST_LETTERS = 28
-SHAPE = 4 / 3  # width over height of a picture's place on the page (templates/style.css)
-LETTERS_A_WIDTH = 27  # height of the words in a picture, as a part of the place's width
+SHAPE = 4 / 3  # width over height of an image's place on the page (templates/style.css)
+LETTERS_A_WIDTH = 27  # height of the words in an image, as a part of the place's width
 JPEG_START = b"\xff\xd8\xff"
 
 
 def build(view: RunView) -> Section | None:
     quality = view.result.quality
-    if quality is None or not (quality.tables or quality.pictures):
+    if quality is None or not (quality.tables or quality.samples):
         return None
-    gallery, notes = read_gallery(view, quality.pictures)
+    gallery, notes = read_gallery(view, quality.samples)
     blocks: list[Block] = [gallery] if gallery is not None else []
     blocks += [Prose(note) for note in notes]
     for number, table in enumerate(quality.tables):
@@ -56,14 +56,14 @@ def draw_quality_table(number: int, table: QualityTable) -> list[Block]:
         measured = [row for row in measured if is_number(row[0])]
         names = list(dict.fromkeys(str(row[2]) for row in measured))[: len(PALETTE)]
         found: Rows = [
-            {"x": row[0], "y": row[1], "what": str(row[2]), "told": f"{text[1]} at {text[0]}"}
+            {"x": row[0], "y": row[1], "what": str(row[2]), "shown": f"{text[1]} at {text[0]}"}
             for row, text in zip(measured, format_rows(measured), strict=True)
             if str(row[2]) in names
         ]
         whole = all(0 <= point[axis] <= 1 for point in found for axis in ("x", "y"))
         scale = {"domain": [0, 1]} if whole else {"zero": False, "nice": True}
         x, y = charts.across(columns[0], tickCount=10, **scale), charts.up(columns[1], tickCount=5, **scale)
-        color, tooltip = charts.colours(dict(zip(names, PALETTE, strict=False))), tips(what="line", told="is")
+        color, tooltip = charts.colours(dict(zip(names, PALETTE, strict=False))), tips(what="line", shown="is")
         layers = [
             mark("line", found, {"strokeWidth": 2}, x=x, y=y, color=color),
             mark("point", found, {"size": 60, "opacity": 0}, x=x, y=y, tooltip=tooltip),
@@ -72,12 +72,12 @@ def draw_quality_table(number: int, table: QualityTable) -> list[Block]:
     elif table.drawn == "bars" and measured:
         measured = measured[:MOST_BARS]
         found = [
-            {"what": text[0], "x": row[1], "told": text[1]}
+            {"what": text[0], "x": row[1], "shown": text[1]}
             | {"more": ", ".join(f"{column} {cell}" for column, cell in zip(columns[1:], text[1:], strict=True))}
             for row, text in zip(measured, format_rows(measured), strict=True)
         ]
         x = charts.across(columns[1], domain=charts.leave_room([bar["x"] for bar in found]), nice=False, tickCount=5)
-        chart = charts.bars(found, x, step=18, label="told", tooltip=tips(what="row", more="is"))
+        chart = charts.bars(found, x, step=18, label="shown", tooltip=tips(what="row", more="is"))
         drawn = charts.figure(name, table.title, "", chart, quality_table(columns, measured))
     else:
         caption = f"{table.title}. {table.note}" if table.note else table.title
@@ -85,28 +85,28 @@ def draw_quality_table(number: int, table: QualityTable) -> list[Block]:
     return [drawn, Prose(table.note)] if table.note else [drawn]
 
 
-def read_gallery(view: RunView, pictures: Sequence[QualityPicture]) -> tuple[Gallery | None, list[str]]:
-    """Return the pictures that can be shown, and what is to be said of the others."""
+def read_gallery(view: RunView, images: Sequence[QualitySample]) -> tuple[Gallery | None, list[str]]:
+    """Return the images that can be shown, and what is to be said of the others."""
     shown, left_out = [], []
-    for picture in pictures[:MOST_PICTURES]:
-        data, fault = read_jpeg(view, picture)
+    for image in images[:MOST_IMAGES]:
+        data, fault = read_jpeg(view, image)
         if data is None:
-            left_out.append(f"{picture.file} ({fault})")
+            left_out.append(f"{image.file} ({fault})")
         else:
-            shown.append(draw_picture(picture, data))
+            shown.append(draw_image(image, data))
     notes = []
     if left_out:
-        notes.append(f"{format_count(len(left_out), 'picture')} left out: {', '.join(left_out[:5])}.")
-    if len(pictures) > MOST_PICTURES:
-        notes.append(f"The first {MOST_PICTURES} of {len(pictures)} pictures are shown.")
+        notes.append(f"{format_count(len(left_out), 'image')} left out: {', '.join(left_out[:5])}.")
+    if len(images) > MOST_IMAGES:
+        notes.append(f"The first {MOST_IMAGES} of {len(images)} images are shown.")
     return (Gallery(shown, min_score=MIN_SCORE) if shown else None), notes
 
 
-def read_jpeg(view: RunView, picture: QualityPicture) -> tuple[bytes | None, str]:
-    """Return a picture's bytes, or None and why: nothing outside of the run folder, nothing but a JPEG is read."""
-    if not picture.width or not picture.height:
+def read_jpeg(view: RunView, image: QualitySample) -> tuple[bytes | None, str]:
+    """Return an image's bytes, or None and why: nothing outside of the run folder, nothing but a JPEG is read."""
+    if not image.width or not image.height:
         return None, "it has no size"
-    path = view.find_inside(picture.file)
+    path = view.find_inside(image.file)
     if path is None or not path.is_file():
         return None, "not in the run folder"
     try:
@@ -116,22 +116,22 @@ def read_jpeg(view: RunView, picture: QualityPicture) -> tuple[bytes | None, str
     return (data, "") if data.startswith(JPEG_START) else (None, "not a JPEG of at most 2 MB")
 
 
-def draw_picture(picture: QualityPicture, data: bytes) -> Picture:
+def draw_image(image: QualitySample, data: bytes) -> Image:
     """True boxes first, so that found ones lie on them; of those the surest last, on top of all."""
-    true = [box for box in picture.boxes if box.score is None][:MOST_BOXES]
-    found = sorted((box for box in picture.boxes if box.score is not None), key=lambda box: box.score or 0.0)
+    true = [box for box in image.boxes if box.score is None][:MOST_BOXES]
+    found = sorted((box for box in image.boxes if box.score is not None), key=lambda box: box.score or 0.0)
     found = found[-MOST_BOXES:]
     sure = [box for box in reversed(found) if (box.score or 0.0) >= MIN_SCORE]
-    letter = max(picture.width, SHAPE * picture.height) / LETTERS_A_WIDTH
-    told = [f"{box.label} {box.score:.2f} {name_look(box)}" for box in sure[:12]]
+    letter = max(image.width, SHAPE * image.height) / LETTERS_A_WIDTH
+    message = [f"{box.label} {box.score:.2f} {name_look(box)}" for box in sure[:12]]
     missed = [box.label for box in true if box.right_one is False][:12]
-    words = f"{picture.title}: true boxes: {len(true)}; found: {', '.join(told) or 'nothing'}"
-    return Picture(
+    words = f"{image.title}: true boxes: {len(true)}; found: {', '.join(message) or 'nothing'}"
+    return Image(
         base64.b64encode(data).decode("ascii"),
-        picture.width,
-        picture.height,
-        picture.title,
-        outlines=[outline(picture, box, letter) for box in (*true, *found)],
+        image.width,
+        image.height,
+        image.title,
+        outlines=[outline(image, box, letter) for box in (*true, *found)],
         alt=words + (f"; never found: {', '.join(missed)}." if missed else "."),
         num_true=len(true),
         num_right=min(len(true), sum(box.right_one is True for box in sure)),  # each right one finds another
@@ -145,10 +145,10 @@ def name_look(box: ShownBox) -> str:
     return "wrong" if box.right_one is False else "right"
 
 
-def outline(picture: QualityPicture, box: ShownBox, letter: float) -> Outline:
-    """Return a box in the picture's pixels, kept inside it, with the words that stand beside it."""
-    left, right = (min(1.0, max(0.0, edge)) * picture.width for edge in (box.left, box.right))
-    top, bottom = (min(1.0, max(0.0, edge)) * picture.height for edge in (box.top, box.bottom))
+def outline(image: QualitySample, box: ShownBox, letter: float) -> Outline:
+    """Return a box in the image's pixels, kept inside it, with the words that stand beside it."""
+    left, right = (min(1.0, max(0.0, edge)) * image.width for edge in (box.left, box.right))
+    top, bottom = (min(1.0, max(0.0, edge)) * image.height for edge in (box.top, box.bottom))
     look = name_look(box)
     label = box.label if len(box.label) <= MOST_LETTERS else box.label[: MOST_LETTERS - 1] + "…"
     if box.score is None:
@@ -168,6 +168,6 @@ def outline(picture: QualityPicture, box: ShownBox, letter: float) -> Outline:
         look=look,
         score=box.score,
         tag=tag,
-        tag_left=round(max(0.0, min(left, picture.width - 0.64 * letter * len(tag))), 2),
+        tag_left=round(max(0.0, min(left, image.width - 0.64 * letter * len(tag))), 2),
         tag_base=round(base, 2),
     )

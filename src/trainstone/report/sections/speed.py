@@ -10,8 +10,8 @@ from trainstone.report.blocks import Block, FactsBlock, Section, keep_known
 from trainstone.report.charts import BLUE, DASHED, GREY, ORANGE, TEAL, Rows, across, figure, mark, tips
 from trainstone.report.view import RunView
 from trainstone.results.combine import list_repeated_facts
-from trainstone.results.compare_blocks import tell_exchange
-from trainstone.results.findings import tell_feeding
+from trainstone.results.compare_blocks import describe_gradient_sync
+from trainstone.results.findings import describe_data_bound
 from trainstone.results.published import anchors_for, matching_device
 from trainstone.results.series import BIN_WIDTH
 from trainstone.results.step_summary import describe_interval, describe_rate
@@ -64,7 +64,7 @@ def build_headline(view: RunView) -> Section | None:
 
 
 def rate_row(label: str, rate: float, ci95: tuple[float, float] | None, colour: str = BLUE) -> dict[str, Any]:
-    row = {"what": label, "x": rate, "told": describe_rate(rate, ci95), "colour": colour}
+    row = {"what": label, "x": rate, "shown": describe_rate(rate, ci95), "colour": colour}
     return row | ({"low": ci95[0], "high": ci95[1]} if ci95 else {})
 
 
@@ -81,7 +81,7 @@ def build_distribution(view: RunView) -> Section | None:
         ("median", format_seconds(found.median)),
         ("slowest twentieth above (p95)", format_seconds(found.p95)),
         ("slowest hundredth above (p99)", format_seconds(found.p99)),
-        ("first step of all, not in the picture", format_seconds(found.first)),
+        ("first step of all, not in the image", format_seconds(found.first)),
         ("outliers", f"{found.num_outliers}, {found.outlier_kind}" if found.num_outliers else "none"),
     ]
     low = float(steps.bin_seconds[0])
@@ -108,9 +108,9 @@ def build_distribution(view: RunView) -> Section | None:
         side: dict[str, Any] = {"align": "left", "dx": 3} if number else {"align": "right", "dx": -3}
         layers.append(mark("text", [row], {"dy": 8, "y": 0, "color": ORANGE, **side}, x="x:Q", text="what:N"))
     title, median = "Distribution of step times", format_seconds(found.median)
-    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {median}."
+    message = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {median}."
     which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
-    drawn = figure("distribution", title, told, layers, height=200)
+    drawn = figure("distribution", title, message, layers, height=200)
     return Section("distribution", title, [drawn, FactsBlock(facts)], f"Half of the {which} took less than {median}.")
 
 
@@ -153,7 +153,7 @@ def build_limits(view: RunView) -> Section | None:
             {"what": "memory traffic alone", "x": used.roofline_memory_seconds, "colour": TEAL},
             {"what": "median step", "x": steps.median, "colour": ORANGE},
         ]
-        rows = [row | {"x": 1e3 * row["x"], "told": format_seconds(row["x"])} for row in rows]
+        rows = [row | {"x": 1e3 * row["x"], "shown": format_seconds(row["x"])} for row in rows]
         chart = charts.bars(rows, across("a step (ms)"), step=34, color=charts.OWN_COLOUR)
         blocks.append(figure("limits", "A step against its bounds at the measured peaks", "", chart))
     peak, bandwidth = used.peak_flops, used.peak_bytes_per_second
@@ -194,32 +194,30 @@ def build_published(view: RunView) -> Section | None:
     return Section("published", "Against published figures", [drawn], lead)
 
 
-def build_feeding(view: RunView) -> Section | None:
+def build_loader(view: RunView) -> Section | None:
     result, loader = view.result, view.result.loader
     if loader is None or result.throughput is None or loader.synthetic_images_per_second is None:
         return None
     phases, share = result.phases, 0.0
     if phases is not None and phases.train_seconds and phases.data_wait_seconds is not None:
         share = phases.data_wait_seconds / phases.train_seconds
-    told = tell_feeding(loader, share)
+    message = describe_data_bound(loader, share)
     rows = [
         rate_row("training, synthetic batches", loader.synthetic_images_per_second, loader.synthetic_ci95),
         rate_row("loader alone", loader.images_per_second, loader.ci95),
-        rate_row("training, real pictures", result.throughput.images_per_second, result.throughput.ci95),
+        rate_row("training, real images", result.throughput.images_per_second, result.throughput.ci95),
     ]
     x = across("images/s", domain=charts.leave_room([row["x"] for row in rows], 0.6), nice=False, tickCount=5)
-    chart = charts.bars(rows, x, step=34, limit=220, label="told")
-    blocks: list[Block] = [figure("feeding", "Synthetic batches, the loader alone, real pictures", "", chart)]
+    chart = charts.bars(rows, x, step=34, limit=220, label="shown")
+    blocks: list[Block] = [figure("feeding", "Synthetic batches, the loader alone, real images", "", chart)]
     if stages := loader.stage_seconds_per_image:
         total = sum(stages.values()) or 1.0
         cells = [[name, format_seconds(spent), format_percent(spent / total, 0)] for name, spent in stages.items()]
         cells.append(["all", format_seconds(total), f"{format_rate(1 / total)} images/s a thread"])
-        blocks.append(Table(["stage, loader alone", "a picture", "share"], cells, numeric=[False, True, True]))
-    how = (
-        f"{format_count(loader.threads, 'loader thread')}; {format_count(loader.pictures, 'picture')}, {loader.storage}"
-    )
-    left_out = f"; {format_count(loader.skipped_pictures, 'damaged picture')} left out" if loader.skipped else ""
-    return Section("feeding", "Is it fed fast enough?", blocks, f"{told[:1].upper()}{told[1:]}. {how}{left_out}.")
+        blocks.append(Table(["stage, loader alone", "an image", "share"], cells, numeric=[False, True, True]))
+    how = f"{format_count(loader.threads, 'loader thread')}; {format_count(loader.images, 'image')}, {loader.storage}"
+    left_out = f"; {format_count(loader.skipped_images, 'damaged image')} left out" if loader.skipped else ""
+    return Section("feeding", "Is it fed fast enough?", blocks, f"{message[:1].upper()}{message[1:]}. {how}{left_out}.")
 
 
 def build_devices(view: RunView) -> Section | None:
@@ -235,13 +233,13 @@ def build_devices(view: RunView) -> Section | None:
         for name, seconds in medians.items():
             percent = 100 * (seconds / middle - 1)
             colour = ORANGE if percent > 5 else BLUE
-            drawn.append({"what": name, "x": percent, "colour": colour, "told": f"{percent:+.1f} %"})
+            drawn.append({"what": name, "x": percent, "colour": colour, "shown": f"{percent:+.1f} %"})
         chart = charts.dots(drawn, across("step time against the median device (%)"), step=20, size=70)
         blocks.append(figure("devices", "Devices against their median", "", chart))
         ratio = max(medians.values()) / min(medians.values())
         lead += f" The slowest takes {ratio:.2f} times as long a step as the fastest."
     if view.result.communication:
-        lead += f" They exchange {tell_exchange(view.result.communication)}."
+        lead += f" They exchange {describe_gradient_sync(view.result.communication)}."
     extra = {key: title for key, title in TELEMETRY.items() if any(key in device.telemetry for device in devices)}
     rows = [
         [

@@ -16,9 +16,9 @@ from trainstone.results.tables import comparison_table, format_row_ratio, sweep_
 from trainstone.units import format_bytes, format_count, format_percent, format_rate, format_ratio, format_seconds
 
 HEIGHT = 260
-MAX_TOLD = 20
+MAX_SHOWN = 20
 IN_TURN = "Both were run in turn, A B B A, in one process, so that what drifts evenly cancels out."
-JUDGEMENTS = {"faster": TEAL, "slower": ORANGE, "no difference shown": BLUE, "not judged": GREY}
+OUTCOMES = {"faster": TEAL, "slower": ORANGE, "no difference shown": BLUE, "not assessed": GREY}
 Read = Callable[[SweepRow], float | None]
 Format = Callable[[float], str]
 SERIES: tuple[tuple[str, str, str, float, Read, Format], ...] = (
@@ -34,23 +34,23 @@ def build(view: RunView) -> Section | None:
     sweep = view.result.sweep
     if sweep is None:
         return None
-    drawn: list[Block | None] = [draw_rates(sweep), *map(Prose, sweep.told), draw_step_times(sweep)]
+    drawn: list[Block | None] = [draw_rates(sweep), *map(Prose, sweep.sentences), draw_step_times(sweep)]
     for name, title, unit, divisor, read, form in SERIES:
         rows = list_points(sweep, read, form, divisor)
         if len(rows) < 2 or not is_numeric([row["x"] for row in rows]):
             continue  # values without an order have the table only
         x, y = swept_axis(sweep), charts.up(unit, zero=True, nice=True, tickCount=4, **charts.LEFT)
-        tooltip, color = charts.tips(what="point", told=title.partition(":")[0]), curve_colour(sweep)
+        tooltip, color = charts.tips(what="point", shown=title.partition(":")[0]), curve_colour(sweep)
         layers = charts.lines(rows, size=60, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
-        drawn.append(charts.figure(name, title, f"{title}. {tell_points(rows)}.", layers, height=180))
+        drawn.append(charts.figure(name, title, f"{title}. {describe_points(rows)}.", layers, height=180))
     if sweep.rows:
         links = {child.run: child.link for child in view.children}
         drawn.append(sweep_table(sweep, [links.get(row.run) for row in sweep.rows], full=True))
-    told = format_count(sweep.num_points, "point")
+    message = format_count(sweep.num_points, "point")
     if view.result.status not in FINISHED:
-        told = f"The sweep is {view.result.status}: {len(sweep.rows)} of {told}"
+        message = f"The sweep is {view.result.status}: {len(sweep.rows)} of {message}"
     intervals = "bars are 95 % intervals" if any(row.ci95 for row in sweep.rows) else "no point has an interval"
-    lead = f"{told}, each a process of its own, run in shuffled order; {intervals}."
+    lead = f"{message}, each a process of its own, run in shuffled order; {intervals}."
     return Section("sweep", f"Sweep over {name_key(sweep.key)}", [block for block in drawn if block], lead)
 
 
@@ -80,13 +80,13 @@ def draw_rates(sweep: Sweep) -> Figure | None:
     if not rows:
         return None
     title = "Throughput, with 95 % intervals" if any(row.ci95 for row in sweep.rows) else "Throughput"
-    told = f"Images per second: {tell_points(rows)}."
-    tooltip, color = charts.tips(what="point", told="images/s"), curve_colour(sweep)
+    message = f"Images per second: {describe_points(rows)}."
+    tooltip, color = charts.tips(what="point", shown="images/s"), curve_colour(sweep)
     if not is_numeric([row["x"] for row in rows]):
         x = charts.across("images/s", zero=True, tickCount=6)
         flat = [row | {"x": row["y"]} for row in rows]
         bars = charts.bars(flat, x, step=30, limit=220, color=color, tooltip=tooltip)
-        return charts.figure("sweep", title, told, bars)
+        return charts.figure("sweep", title, message, bars)
     x, top = swept_axis(sweep), 1.12 * max(row["high"] for row in rows)
     y = charts.up("images/s", domain=[0, top], nice=False, tickCount=5, **charts.LEFT)
     last = max((value for value in sweep.values if is_numeric([value])), default=0)
@@ -99,7 +99,7 @@ def draw_rates(sweep: Sweep) -> Figure | None:
         layers.append(mark("text", knee, {"dy": 6, "color": ORANGE, **side}, x=x, y=y, text="name:N"))
     line, dotted = charts.lines(rows, size=36, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
     layers += [line, charts.intervals(rows, x, y, color), dotted]
-    return charts.figure("sweep", title, told, layers, height=HEIGHT)
+    return charts.figure("sweep", title, message, layers, height=HEIGHT)
 
 
 def list_points(sweep: Sweep, read: Read, form: Format, divisor: float = 1.0) -> charts.Rows:
@@ -110,7 +110,7 @@ def list_points(sweep: Sweep, read: Read, form: Format, divisor: float = 1.0) ->
             "y": charts.round_sensibly(number / divisor),
             "curve": name_curve(sweep, row.curve),
             "what": label_row(sweep, row),
-            "told": form(number),
+            "shown": form(number),
             "low": charts.round_sensibly(row.ends[0]),
             "high": charts.round_sensibly(row.ends[1]),
         }
@@ -119,9 +119,9 @@ def list_points(sweep: Sweep, read: Read, form: Format, divisor: float = 1.0) ->
     ]
 
 
-def tell_points(rows: charts.Rows) -> str:
+def describe_points(rows: charts.Rows) -> str:
     """Return batch 1: 44.4; batch 2: 47.1."""
-    return "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
+    return "; ".join(f"{row['what']}: {row['shown']}" for row in rows[:MAX_SHOWN])
 
 
 def draw_step_times(sweep: Sweep) -> Figure | None:
@@ -143,9 +143,9 @@ def draw_step_times(sweep: Sweep) -> Figure | None:
                 fitted.append({"x": row.value, "y": charts.round_sensibly(seconds), "curve": curve})
     look = {**charts.DASHED, "color": charts.MUTED}
     layers = [mark("line", fitted, look, x=x, y=y, detail="curve:N")] if fitted else []
-    tooltip = charts.tips(what="point", told="step")
+    tooltip = charts.tips(what="point", shown="step")
     layers.append(charts.points(rows, 70, x=x, y=y, color=curve_colour(sweep), tooltip=tooltip))
-    return charts.figure("sweep-steps", title, f"Seconds a step: {tell_points(rows)}.", layers, height=HEIGHT)
+    return charts.figure("sweep-steps", title, f"Seconds a step: {describe_points(rows)}.", layers, height=HEIGHT)
 
 
 def build_comparison(view: RunView) -> Section | None:
@@ -156,20 +156,20 @@ def build_comparison(view: RunView) -> Section | None:
 def describe_comparison(comparison: Comparison, lead: str) -> Section:
     rows: charts.Rows = []
     for row in comparison.rows:
-        item = {"what": row.label, "x": row.ratio, "told": row.judgement, "colour": JUDGEMENTS[row.judgement]}
+        item = {"what": row.label, "x": row.ratio, "outcome": row.outcome, "colour": OUTCOMES[row.outcome]}
         item["shown"] = format_ratio(row.ratio)
         rows.append(item | ({"low": row.ci95[0], "high": row.ci95[1]} if row.ci95 else {}))
     x = charts.across("times as fast (A / B)", type="log", nice=False, padding=12, format="~g")
     one = mark("rule", [{"one": 1}], {"color": GREY, "strokeDash": [4, 3]}, x=charts.another(x, "one"))
-    tooltip = charts.tips("what", shown="ratio", told="verdict")
+    tooltip = charts.tips("what", shown="ratio", outcome="outcome")
     chart = charts.dots(rows, x, step=28, limit=220, tooltip=tooltip, under=[one])
-    told = "; ".join(f"{row.label}: {format_row_ratio(row)}, {row.judgement}" for row in comparison.rows[:MAX_TOLD])
-    drawn = charts.figure("comparison", "How many times as fast A is as B", f"{told}.", chart)
+    message = "; ".join(f"{row.label}: {format_row_ratio(row)}, {row.outcome}" for row in comparison.rows[:MAX_SHOWN])
+    drawn = charts.figure("comparison", "How many times as fast A is as B", f"{message}.", chart)
     blocks: list[Block] = [drawn, comparison_table(comparison.rows, full=True)]
     differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
     if differing:
-        told = "In what the two sides differ beside what is compared, and what is doubtful about both:"
-        blocks += [Prose(told), FactsBlock(differing)]
+        message = "In what the two sides differ beside what is compared, and what is doubtful about both:"
+        blocks += [Prose(message), FactsBlock(differing)]
     if comparison.left_out:
-        blocks += [Prose("Left out:"), FactsBlock([("", told) for told in comparison.left_out])]
+        blocks += [Prose("Left out:"), FactsBlock([("", message) for message in comparison.left_out])]
     return Section("comparison", "Comparison", blocks, lead)

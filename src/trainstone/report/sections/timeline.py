@@ -47,12 +47,12 @@ def build(view: RunView) -> Section | None:
         charts.across("seconds" if last else None, domain=[0, end], nice=False, grid=True, labels=last, ticks=last)
         for last in [False] * (count - 1) + [True]
     )  # only the last panel has labels
-    drawn, told, lead, title = [], [], "", "Telemetry over time"
+    drawn, message, lead, title = [], [], "", "Telemetry over time"
     if steps is not None:
         drawn.append(draw_steps(view, steps, next(axes)))
         title = "Steps and telemetry over time"
         described, lead = describe_steps(view, steps)
-        told.append(described)
+        message.append(described)
     shown = name_devices(measured)
     labels = sorted(set(shown.values()), key=lambda label: (label == OTHERS, label))
     kinds = {label: GREY if label == OTHERS else PALETTE[place] for place, label in enumerate(labels)}
@@ -65,7 +65,7 @@ def build(view: RunView) -> Section | None:
         line = mark("line", named, look, x=next(axes), y=y, detail="device:N", color=color, tooltip=tooltip)
         drawn.append(line.properties(width="container", height=PANEL_HEIGHT))
         inside = [row["y"] for row in rows]
-        told.append(f"{what} from {min(inside):.3g} to {max(inside):.3g}")
+        message.append(f"{what} from {min(inside):.3g} to {max(inside):.3g}")
     if throttled:
         reasons = sorted({row["reason"] for row in throttled})
         y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
@@ -73,31 +73,33 @@ def build(view: RunView) -> Section | None:
         tooltip = tips("device", "reason", x="at second")
         ticks = mark("tick", throttled, {"thickness": 2}, x=next(axes), y=y, color=color, tooltip=tooltip)
         drawn.append(ticks.properties(width="container", height=charts.height_of(len(reasons), 22)))
-        told.append(f"throttled for {', '.join(reasons)}")
-    figure = charts.figure("timeline", title, f"{'. '.join(told)}.", charts.panels(drawn))
+        message.append(f"throttled for {', '.join(reasons)}")
+    figure = charts.figure("timeline", title, f"{'. '.join(message)}.", charts.panels(drawn))
     return Section("timeline", "Steps over time" if steps else title, [figure], lead)
 
 
 def describe_steps(view: RunView, steps: StepSeries) -> tuple[str, str]:
     """Return 235 steps in 20.3 s; median 84.6 ms, slowest 165 ms; warm-up until step 6; outliers: 7. And the lead."""
-    told = f"{format_count(steps.num_steps, 'step')} in {format_seconds(steps.end_seconds)}"
+    message = f"{format_count(steps.num_steps, 'step')} in {format_seconds(steps.end_seconds)}"
     lead = "Time runs from the start of the measurement."
     found, throughput = view.result.step_seconds, view.result.throughput
     if found and throughput:
-        told += f"; median {format_seconds(found.median)}, slowest {format_seconds(float(steps.high_seconds.max()))}"
-        told += f"; {name_start(view)} until step {throughput.steady_from_step}" if throughput.steady_from_step else ""
-        told += f"; outliers: {found.num_outliers}"
+        message += f"; median {format_seconds(found.median)}, slowest {format_seconds(float(steps.high_seconds.max()))}"
+        message += (
+            f"; {name_start(view)} until step {throughput.steady_from_step}" if throughput.steady_from_step else ""
+        )
+        message += f"; outliers: {found.num_outliers}"
     if steps.bucket_steps > 1:
         lead += f" The line is the mean of {steps.bucket_steps} steps at a time, the band their fastest and slowest."
     if found and found.num_outliers > len(found.outlier_steps):
         lead += f" Of {found.num_outliers} outliers the first {len(found.outlier_steps)} are marked."
     if view.result.world.ranks > 1:
         lead += f" The steps are those of rank 0 of {view.result.world.ranks}."
-    return told, lead
+    return message, lead
 
 
 def name_start(view: RunView) -> str:
-    return "warm-up" if view.result.throughput and view.result.throughput.steady else "not judged"
+    return "warm-up" if view.result.throughput and view.result.throughput.steady else "not assessed"
 
 
 def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
@@ -134,7 +136,7 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
         layers.append(mark("line", rows, {"color": BLUE, "strokeWidth": 1.2}, x=x, y=y, tooltip=tooltip))
     kept = zip(steps.kept["step"].astype(int), steps.kept["start_seconds"], steps.kept["step_seconds"], strict=True)
     slow = zip(names, steps.start_seconds, steps.high_seconds, strict=True)
-    outliers = {str(step): (t, seconds) for step, t, seconds in kept}  # flagged, or too slow for the picture
+    outliers = {str(step): (t, seconds) for step, t, seconds in kept}  # flagged, or too slow for the image
     outliers |= {which: (t, seconds) for which, t, seconds in slow if seconds > top}
     marked: Rows = [
         {"which": which, "x": round_sensibly(t), "y": place(seconds), "took": format_seconds(seconds)}

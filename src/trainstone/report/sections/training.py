@@ -88,11 +88,11 @@ def describe_training(quality: Quality) -> str:
         return f"{trained}; not evaluated."
     found = quality.history[best]
     value = training.describe_metric(quality.metric, found.metrics[quality.metric], quality.target)
-    told = f"{trained}; the best evaluation found {value} after {format_epochs(found.epoch)}"
+    message = f"{trained}; the best evaluation found {value} after {format_epochs(found.epoch)}"
     if quality.target is None:
-        return f"{told}; there was no target."
+        return f"{message}; there was no target."
     reached = "is reached" if training.find_reached(quality) is not None else "is not reached"
-    return f"{told}: the target of {format_target(quality.metric, quality.target)} {reached}."
+    return f"{message}: the target of {format_target(quality.metric, quality.target)} {reached}."
 
 
 def draw_accuracy(quality: Quality) -> list[Block]:
@@ -120,20 +120,20 @@ def draw_accuracy(quality: Quality) -> list[Block]:
         layers = draw_metric(rows, quality, span, kinds)
         if reached is not None:
             found = quality.history[reached]
-            told = format_epochs(found.epoch) if over == "epochs" else format_seconds(found.seconds)
+            message = format_epochs(found.epoch) if over == "epochs" else format_seconds(found.seconds)
             y = scale_metric(quality.metric, found.metrics[quality.metric])
-            at: Rows = [{"x": span.locate(found), "y": y, "told": f"reached after {told}"}]
+            at: Rows = [{"x": span.locate(found), "y": y, "shown": f"reached after {message}"}]
             right, x = at[0]["x"] < 0.5 * span.place(span.end), span.encode()
             side = {"align": "left" if right else "right", "dx": 6 if right else -6, "dy": -10}
             look = {"strokeWidth": 1.5, "strokeDash": [2, 3], "color": ORANGE}
             layers.append(mark("rule", at, look, x=x, y="y:Q", y2=alt.datum(0)))
-            layers.append(mark("text", at, side, x=x, y=alt.value(HEIGHT), text="told:N"))
+            layers.append(mark("text", at, side, x=x, y=alt.value(HEIGHT), text="shown:N"))
         blocks.append(figure(name, f"{title} over {over}", "", layers, height=HEIGHT))
     return blocks
 
 
 def draw_metric(rows: Rows, quality: Quality, span: TimeAxis, kinds: dict[str, str]) -> Layers:
-    title = "% of the pictures" if quality.metric in training.SHARES else name_metric(quality.metric)
+    title = "% of the images" if quality.metric in training.SHARES else name_metric(quality.metric)
     y = charts.up(title, zero=True, nice=True, tickCount=5)
     target: Rows = []
     if quality.target is not None:
@@ -141,7 +141,7 @@ def draw_metric(rows: Rows, quality: Quality, span: TimeAxis, kinds: dict[str, s
         kinds = kinds | {named: ORANGE}
         target.append({"y": scale_metric(quality.metric, quality.target), "what": named})
     color = charts.colours(kinds, symbolType="circle", labelLimit=160)
-    tooltip = tips(what="line", told="is", after="after", clock="clock")
+    tooltip = tips(what="line", shown="is", after="after", clock="clock")
     layers = [mark("rule", target, DASHED, y=y, color=color)] if target else []
     return [*layers, *charts.lines(rows, x=span.encode(), y=y, color=color, tooltip=tooltip)]
 
@@ -156,7 +156,7 @@ def list_metric(shown: Iterable[Evaluation], metric: str, span: TimeAxis, name: 
             "x": span.locate(found),
             "y": scale_metric(metric, found.metrics[metric]),
             "what": name,
-            "told": format_metric(metric, found.metrics[metric]),
+            "shown": format_metric(metric, found.metrics[metric]),
             "after": format_epochs(found.epoch),
             "clock": format_seconds(found.seconds),
         }
@@ -214,12 +214,12 @@ def draw_loss(curve: LossCurve, quality: Quality | None) -> Figure:
     chart = charts.panels([charts.layered(layers, 220), rate.properties(width="container", height=80)])
     finite = curve.smooth[np.isfinite(curve.smooth)]
     went = f"from {finite[0]:.3g} to {finite[-1]:.3g}" if len(finite) else "never a number"
-    told = f"Training loss, smoothed: {went} over {curve.num_steps:,} steps."
-    return figure("loss", "Training loss and learning rate", told, chart)
+    message = f"Training loss, smoothed: {went} over {curve.num_steps:,} steps."
+    return figure("loss", "Training loss and learning rate", message, chart)
 
 
 def build_runs(view: RunView) -> Section | None:
-    """train --runs: their curves in one picture, how long each took, and a row each."""
+    """train --runs: their curves in one image, how long each took, and a row each."""
     repeated, quality = view.result.repeated, view.result.quality
     if repeated is None or not repeated.runs:
         return None
@@ -255,7 +255,7 @@ def draw_times(repeated: Repeated) -> list[Figure]:
         return []
     (unit, factor), score = charts.choose_unit(max(seconds for _, seconds in timed)), repeated.score_seconds
     rows: Rows = [
-        {"what": f"seed {run.seed}", "x": charts.round_sensibly(seconds * factor), "told": format_seconds(seconds)}
+        {"what": f"seed {run.seed}", "x": charts.round_sensibly(seconds * factor), "shown": format_seconds(seconds)}
         | {"kind": "counted" if run.counted or score is None else "dropped"}
         for run, seconds in timed
     ]
@@ -264,7 +264,7 @@ def draw_times(repeated: Repeated) -> list[Figure]:
         title += "; the line is the olympic mean"
         mean = [mark("rule", [{"x": score * factor}], {"color": ORANGE, "strokeWidth": 2}, x=x)]
     color = charts.colours({"counted": BLUE, "dropped": GREY}, "kind", legend=score is not None, columns=2)
-    tooltip = tips(what="run", told="reached in", kind="is")
+    tooltip = tips(what="run", shown="reached in", kind="is")
     return [
         figure("times-to-target", title, "", charts.bars(rows, x, step=28, color=color, over=mean, tooltip=tooltip))
     ]
@@ -279,7 +279,7 @@ def build_convergence(view: RunView) -> Section | None:
         return None
     logs = [log for log in find_run_logs(view.path) if view.find_inside(str(log.relative_to(view.path)))]
     runs, errors = read_logs(logs[:MOST_LOGS])
-    view.doubts.extend(err.message for err in errors)
+    view.warnings.extend(err.message for err in errors)
     if not runs or convergence.find_reason(runs) is not None:
         return None
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0

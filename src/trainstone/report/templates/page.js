@@ -12,7 +12,7 @@
   });
 
   function fit(spec, width) {
-    // Panels of a vertical concatenation cannot be told to fill their place; the axis takes its fixed part.
+    // Panels of a vertical concatenation cannot be made to fill their place; the axis takes its fixed part.
     (spec.vconcat || []).forEach(function (panel) { panel.width = Math.max(120, width - 94); });
     return width < 560 ? narrow(spec) : spec;
   }
@@ -82,9 +82,9 @@
 
   function key(row, column) {
     var cell = row.cells[column];
-    var told = cell.dataset.key === undefined ? cell.textContent.trim() : cell.dataset.key;
-    var number = told === "" ? NaN : Number(told.replace(/,/g, ""));
-    return isNaN(number) ? told.toLowerCase() : number;
+    var text = cell.dataset.key === undefined ? cell.textContent.trim() : cell.dataset.key;
+    var number = text === "" ? NaN : Number(text.replace(/,/g, ""));
+    return isNaN(number) ? text.toLowerCase() : number;
   }
   document.querySelectorAll("table.sortable").forEach(function (table) {
     var heads = Array.prototype.slice.call(table.tHead.rows[0].cells);

@@ -107,8 +107,8 @@ def find_logs(given: Sequence[Path]) -> tuple[list[Path], dict[Path, DataError]]
             hint = "trainstone train writes one, other verbs do not"
             errors[path] = DataError(f"no {LOG_NAME} in run {name}", hint=hint)
         elif not logs:
-            told = f"no {LOG_NAME} or {RESULT_NAMES} in {name} or below"
-            errors[path] = DataError(told, hint="give a log, a run, or a folder of logs")
+            message = f"no {LOG_NAME} or {RESULT_NAMES} in {name} or below"
+            errors[path] = DataError(message, hint="give a log, a run, or a folder of logs")
     return list(found.values()), errors
 
 

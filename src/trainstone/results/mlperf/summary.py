@@ -23,7 +23,7 @@ from trainstone.units import format_rate
 NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}  # runs that a result of the benchmark needs
 ALPHA = 0.05
 MISSED = 1e9  # epochs of a run that missed the target, as the checker counts it
-PICTURES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
+IMAGES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
 """What is trained on: COCO's are those with boxes. (ssd as RetinaNet, from 2.0.0 on, trains on others.)"""
 OPTIMIZERS = ("lars", "sgd")
 TARGETS = {"resnet": 0.759, "ssd": 0.23}
@@ -191,10 +191,10 @@ def find_reason(runs: Sequence[LoggedRun]) -> str | None:
         return "the log does not say the global batch size"
     if benchmark == "resnet" and optimizer not in OPTIMIZERS:
         return f"the reference trains with {' or '.join(OPTIMIZERS)}, not with {optimizer or 'an unnamed optimizer'}"
-    dataset, pictures = PICTURES[benchmark]
-    if samples is None or abs(samples - pictures) >= batch:
+    dataset, images = IMAGES[benchmark]
+    if samples is None or abs(samples - images) >= batch:
         here = "an unknown number" if samples is None else f"{samples:,}"
-        return f"the reference trains on {dataset}'s {pictures:,} pictures, this run on {here}"
+        return f"the reference trains on {dataset}'s {images:,} images, this run on {here}"
     target = min((run.accuracy for run in runs if run.converged and run.accuracy is not None), default=None)
     if target is not None and target < TARGETS[benchmark]:
         return f"the reference trains to {TARGETS[benchmark]:g}, this run only to {target:g}"
@@ -350,7 +350,7 @@ def document_group(group: Group) -> dict[str, Any]:
     for at, run in enumerate(group.runs):
         evaluations = [_drop_absent(one._asdict()) for one in run.times.evaluations]
         best = max((one.accuracy for one in run.times.evaluations), default=None)
-        told = {
+        message = {
             "path": str(run.path),
             "log_form": run.form,
             **{name: getattr(run, name) for name in ("ended", "minutes", "epochs", "accuracy")},
@@ -360,7 +360,7 @@ def document_group(group: Group) -> dict[str, Any]:
             "dropped": at in score.dropped,
             "times": _drop_absent(run.times._asdict() | {"evaluations": evaluations}),
         }
-        runs.append(_drop_absent(told))
+        runs.append(_drop_absent(message))
     document = {
         "system": group.name,
         **{name: getattr(first, name) for name in ("benchmark", "division", "org", "platform")},
@@ -394,12 +394,12 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
     name = printable(str(run.path))
     rulesets = sorted(known, key=lambda name: [int(part) for part in name.split(".") if part.isdecimal()])
     if run.form == "0.5":
-        told = f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads"
-        raise DataError(told, hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}")
+        message = f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads"
+        raise DataError(message, hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}")
     having = [ruleset for ruleset in rulesets if run.benchmark in known[ruleset]]
     if not having:
-        told = f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}"
-        raise DataError(told, hint="submission_benchmark is resnet or ssd in logs of trainstone")
+        message = f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}"
+        raise DataError(message, hint="submission_benchmark is resnet or ssd in logs of trainstone")
     usual = CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
     if requested is None:
         return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)") if run.form == "0.6" else usual
@@ -407,9 +407,9 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
         raise ConfigError(f"unknown --ruleset {requested}", hint=f"one of {', '.join(rulesets)}")
     if (requested == OLD_FORM) != (run.form == "0.6"):
         wanted = OLD_FORM if run.form == "0.6" else "0.7.0 or later"
-        told = f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}"
-        raise DataError(told, hint=f"--ruleset {wanted}, or none")
+        message = f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}"
+        raise DataError(message, hint=f"--ruleset {wanted}, or none")
     if requested not in having:
-        told = f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}"
-        raise ConfigError(told, hint=f"--ruleset {usual.ruleset}")
+        message = f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}"
+        raise ConfigError(message, hint=f"--ruleset {usual.ruleset}")
     return Choice(requested, "requested")

@@ -32,12 +32,12 @@ class Demand(Record):
     how: str  # how it is known: what was measured, or "given"
 
 
-class Feeding(Record):
+class DataBenchResult(Record):
     path: str
     storage: str
     split: str
-    pictures: Count
-    picture_bytes: float  # mean of those read, as they are stored
+    images: Count
+    image_bytes: float  # mean of those read, as they are stored
     image_size: Positive
     batch_size: Positive
     transform: str
@@ -46,5 +46,5 @@ class Feeding(Record):
     cores: Positive  # physical cores that this process may use
     points: Annotated[list[ThreadPoint], Field(min_length=1)]
     stages: list[Stage]
-    skipped: Count  # pictures that could not be used
+    skipped: Count  # images that could not be used
     demand: Demand | None = None

@@ -24,7 +24,7 @@ class Quantiles(Record):
 class SizeCount(Record):
     width: Count
     height: Count
-    pictures: Count
+    images: Count
 
 
 class BadRecord(Record):
@@ -33,12 +33,12 @@ class BadRecord(Record):
 
 
 class LookedAt(Record):
-    """What a sample of a split's pictures, evenly spaced, tells about all of them."""
+    """What a sample of a split's images, evenly spaced, tells about all of them."""
 
-    pictures: Count
+    images: Count
     width: Quantiles
     height: Quantiles
-    bytes: Quantiles  # of a picture as it is stored
+    bytes: Quantiles  # of an image as it is stored
     kinds: dict[str, Count]  # jpeg, png ... and how many
     colours: dict[str, Count]
     sizes: list[SizeCount]  # most frequent first
@@ -46,8 +46,8 @@ class LookedAt(Record):
 
 class BoxCounts(Record):
     boxes: Count
-    pictures: Count  # in so many pictures they were counted
-    per_picture: dict[int, Count]  # so many pictures have so many boxes
+    images: Count  # in so many images they were counted
+    per_image: dict[int, Count]  # so many images have so many boxes
 
 
 class SplitSummary(Record):
@@ -55,9 +55,9 @@ class SplitSummary(Record):
     records: Count
     bytes: Count | None = None  # of its files, where they are its own
     shards: Count | None = None
-    class_counts: list[Count]  # pictures (detection: boxes) of each class, in the order of classes
+    class_counts: list[Count]  # images (detection: boxes) of each class, in the order of classes
     outside: Count = 0  # labels that no class has
-    unlabelled: Count = 0  # pictures (classification) without a class
+    unlabelled: Count = 0  # images (classification) without a class
     counted: Count  # so many records were asked for their labels; fewer than `records` makes the counts a sample
     boxes: BoxCounts | None = None
     looked_at: LookedAt | None = None
@@ -71,7 +71,7 @@ class ClassSummary(Record):
 
 
 class SampleBox(Record):
-    """A box on a sample; edges are shares of the picture's sides."""
+    """A box on a sample; edges are shares of the image's sides."""
 
     text: str
     left: Share
@@ -81,11 +81,11 @@ class SampleBox(Record):
     crowd: bool = False
 
 
-class SamplePicture(Record):
+class DatasetSample(Record):
     split: str
     name: str
     label: str
-    width: Count  # of the small picture, as is the height
+    width: Count  # of the small image, as is the height
     height: Count
     jpeg_base64: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+={0,2}$")]
     boxes: list[SampleBox] = Field(default_factory=list)
@@ -98,4 +98,4 @@ class DatasetSummary(Record):
     name: str
     classes: list[ClassSummary]
     splits: list[SplitSummary]
-    samples: list[SamplePicture]
+    samples: list[DatasetSample]

@@ -13,7 +13,7 @@ class Evaluation(Record):
     seconds: Seconds  # on the run's clock, when it was over
     eval_seconds: Seconds
     metrics: dict[str, float]  # top1, top5, loss; or COCO's twelve: map, map50, map75, map_small ... recall_large
-    images: Count  # pictures judged, each once
+    images: Count  # images judged, each once
 
 
 class QualityTable(Record):
@@ -27,7 +27,7 @@ class QualityTable(Record):
 
 
 class ShownBox(Record):
-    """A rectangle in a picture; edges are shares of its width and height."""
+    """A rectangle in an image; edges are shares of its width and height."""
 
     label: str
     left: float
@@ -39,8 +39,8 @@ class ShownBox(Record):
     """Found boxes: a true one of its class is there (overlap of 0.5). True boxes: it was found."""
 
 
-class QualityPicture(Record):
-    file: str  # in the run folder: pictures/000000000139.jpg, perhaps smaller than the picture itself
+class QualitySample(Record):
+    file: str  # in the run folder: samples/000000000139.jpg, perhaps smaller than the image itself
     title: str
     width: Count
     height: Count
@@ -61,7 +61,7 @@ class Quality(Record):
     parameters: Count | None = None  # trained numbers of the network
     global_batch: Count | None = None  # images a step, of all ranks
     tables: list[QualityTable] = []  # of the evaluation that `value` is of
-    pictures: list[QualityPicture] = []  # some of that evaluation's
+    samples: list[QualitySample] = []  # some of that evaluation's
 
 
 class TrainedRun(Record):

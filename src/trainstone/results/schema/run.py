@@ -8,16 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from trainstone.machine.noise import Noise
-from trainstone.results.schema.data_bench import Feeding
+from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.schema.quality import Quality, Repeated
 from trainstone.results.schema.record import Count, Rate, Record, Seconds
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.schema.timeline import Timeline
-from trainstone.stats.ratio import Judgement
+from trainstone.stats.ratio import RatioOutcome
 
 # History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
-#   1  (trainstone 0.1.0) the first
-FORMAT = 1
+#   1  (trainstone 0.1.0, before its release) the first
+#   2  (trainstone 0.1.0) keys renamed: pictures to images or samples, meeting to rendezvous, judgement to outcome,
+#      told to sentences; recipe keys schedule.images and parallel.rendezvous_seconds
+FORMAT = 2
 
 SECTIONS = (
     *("model", "data", "augment", "loader", "train", "optimizer", "schedule", "eval", "stop", "checkpoint"),
@@ -68,7 +70,7 @@ class AllReduce(Record):
 
 
 class Preflight(Record):
-    meeting: str  # address and port of rank 0
+    rendezvous: str  # address and port of rank 0
     backend: str
     seconds: Seconds  # how long it all took
     hosts: list[Host]
@@ -165,21 +167,21 @@ class Communication(Record):
 
 
 class LoaderResult(Record):
-    """How real pictures were fed, held against synthetic batches in the same run."""
+    """How real images were fed, held against synthetic batches in the same run."""
 
     images_per_second: Rate  # of the loader alone, nobody training
     ci95: tuple[float, float] | None = None
     synthetic_images_per_second: Rate | None = None  # training on synthetic batches
     synthetic_ci95: tuple[float, float] | None = None
     share_of_synthetic: Rate | None = None
-    """Median step on synthetic batches / median step on real pictures: 1 where real pictures cost nothing."""
+    """Median step on synthetic batches / median step on real images: 1 where real images cost nothing."""
     data_bound: bool = False  # waiting for data, or the loader's own work, costs more than a tenth
     threads: Count
     storage: str = ""
-    pictures: Count  # in the training set
-    digest: str = ""  # of some of its pictures: the same set has the same, wherever it lies
-    skipped: Count = 0  # how often a damaged picture was left out and another taken in its place
-    skipped_pictures: Count = 0  # how many pictures that were
+    images: Count  # in the training set
+    digest: str = ""  # of some of its images: the same set has the same, wherever it lies
+    skipped: Count = 0  # how often a damaged image was left out and another taken in its place
+    skipped_images: Count = 0  # how many images that were
     stage_seconds_per_image: dict[str, float] = {}
     """Thread time of read, decode, crop-resize, batch, measured with the loader alone."""
 
@@ -204,7 +206,7 @@ class ComparisonRow(Record):
     p_value: float | None = None
     p_holm: float | None = None  # corrected for the number of rows (Holm 1979); the verdict goes by it
     noise_floor: float | None = None  # effects smaller than this share are not told from noise on this machine
-    judgement: Judgement
+    outcome: RatioOutcome
     differences: list[str] = []  # in what the two sides differ beside what is compared
 
 
@@ -251,7 +253,7 @@ class Result(Record):
     energy: Energy | None = None
     communication: Communication | None = None
     loader: LoaderResult | None = None
-    data_bench: Feeding | None = None
+    data_bench: DataBenchResult | None = None
     quality: Quality | None = None
     repeated: Repeated | None = None
     timeline: Timeline | None = None

@@ -84,13 +84,13 @@ class Sweep(Record):
     rows: list[SweepRow] = []  # by curve and value, both in the order they were given; those that are done
     knees: list[Knee] = []
     fits: list[StepFit] = []
-    told: list[str] = []  # sentences
+    sentences: list[str] = []  # sentences
 
     @property
     def num_points(self) -> int:
         return len(self.values) * max(1, len(self.curves))
 
-    def tell_batches(self) -> str | None:
+    def describe_batches(self) -> str | None:
         """Return 1 … 128; nothing where batches are not swept."""
         if self.key != BATCH or not self.values or not is_numeric(self.values):
             return None

@@ -96,7 +96,7 @@ class RooflineChart(Record):
     operators: list[RooflinePoint] = []  # by name, all shapes together; most time first
     points: list[RooflinePoint] = []  # by name and shapes
     covered_share: float  # how much of the profiled step these operators take
-    told: list[str] = []  # sentences
+    sentences: list[str] = []  # sentences
 
 
 class CoreUse(Record):
@@ -106,7 +106,7 @@ class CoreUse(Record):
     kernels: Count
     processes: Count
     cycles: float
-    told: list[str] = []  # which metrics were taken, and what was left out
+    sentences: list[str] = []  # which metrics were taken, and what was left out
     file: str = ""  # ncu's table, in the run folder
 
 
@@ -121,7 +121,7 @@ class Timeline(Record):
     operators: list[OperatorTime] = []
     kernels: list[KernelTime] = []
     lanes: list[LaneTime] = []
-    told: list[str] = []  # what the gaps come from, in sentences
+    sentences: list[str] = []  # what the gaps come from, in sentences
     overhead: Overhead | None = None
     roofline: RooflineChart | None = None
     cores: CoreUse | None = None

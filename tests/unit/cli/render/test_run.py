@@ -89,8 +89,8 @@ def test_colour_follows_severity_on_a_terminal(show, golden, monkeypatch: pytest
     findings = [finding("not-measured", "one"), finding("run-failed", "two"), finding("outliers", "three")]
     path = golden("throttled")
     text = show(path, colour=True, findings=[*findings, finding("throttled", "four")])
-    told = re.findall(r"(\x1b\[[\d;]*m)(error|warning|info): \x1b\[0m(\w+)", text)
-    assert told == [
+    message = re.findall(r"(\x1b\[[\d;]*m)(error|warning|info): \x1b\[0m(\w+)", text)
+    assert message == [
         ("\x1b[1;31m", "error", "two"),
         ("\x1b[33m", "warning", "four"),
         ("\x1b[36m", "info", "one"),
@@ -146,24 +146,24 @@ def test_the_summary_has_them_beside_the_throughput(show, tmp_path: Path, width:
 
 
 def test_a_cpu_profile_tells_where_the_time_went_and_its_bars_need_no_unicode():
-    told = tell(summary.profile_rows, make_profile())
-    assert list(told) == ["where", "busy", "profiler", "operators", "roofline", "trace"]
-    assert told["where"].startswith("compute 90.5 %, optimiser 6.1 %, Python 2.1 %, waiting for data 0.6 %")
-    assert told["busy"] == "operators run for 96.6 % of the time, on 1.94 cores"
-    assert told["profiler"].startswith("+3.8 % a step (")
-    assert told["roofline"].startswith("Convolution backward takes 63 % of the step and reaches")
-    assert told["trace"] == "trace/rank0000.json.gz, for https://ui.perfetto.dev"
+    message = tell(summary.profile_rows, make_profile())
+    assert list(message) == ["where", "busy", "profiler", "operators", "roofline", "trace"]
+    assert message["where"].startswith("compute 90.5 %, optimiser 6.1 %, Python 2.1 %, waiting for data 0.6 %")
+    assert message["busy"] == "operators run for 96.6 % of the time, on 1.94 cores"
+    assert message["profiler"].startswith("+3.8 % a step (")
+    assert message["roofline"].startswith("Convolution backward takes 63 % of the step and reaches")
+    assert message["trace"] == "trace/rank0000.json.gz, for https://ui.perfetto.dev"
     lines = tell(summary.profile_rows, make_profile(), encoding="ascii")["operators"].split("\n")
     assert lines[0].startswith("######## 47.0 %")
     assert all(line.isascii() for line in lines)
 
 
 def test_a_gpu_profile_tells_its_gaps_and_cores():
-    told = tell(summary.profile_rows, make_profile(make_timeline("cuda")))
-    assert list(told) == ["where", "gaps", "busy", "profiler", "operators", "roofline", "cores", "trace"]
-    assert told["gaps"].startswith("The device is idle for 29 %")
-    assert told["busy"].startswith("kernels run for 7")
-    assert told["cores"] == "fma 17.5 %, fp16 4.0 %, tensor 38.6 %, sfu 1.3 %"
+    message = tell(summary.profile_rows, make_profile(make_timeline("cuda")))
+    assert list(message) == ["where", "gaps", "busy", "profiler", "operators", "roofline", "cores", "trace"]
+    assert message["gaps"].startswith("The device is idle for 29 %")
+    assert message["busy"].startswith("kernels run for 7")
+    assert message["cores"] == "fma 17.5 %, fp16 4.0 %, tensor 38.6 %, sfu 1.3 %"
 
 
 @pytest.mark.parametrize("width", [30, 40, 80, 120])
@@ -177,13 +177,13 @@ def test_operators_keep_to_their_lines(width: int):
 
 def test_feeding_is_shown_in_its_order():
     points = [make_point(1, 600, 0.99), make_point(2, 1190, 1.98)]
-    text = draw(summary.print_feeding, make_feeding(points, demand=A100, skipped=3), 80)
+    text = draw(summary.print_data_bench, make_feeding(points, demand=A100, skipped=3), 80)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[:4] == [
-        "data/set: 1,200 pictures in train, RecordIO",
-        "2 KiB a picture; random crop, flip; to 224 x 224, batches of 64",
+        "data/set: 1,200 images in train, RecordIO",
+        "2 KiB an image; random crop, flip; to 224 x 224, batches of 64",
         "decoder: simplejpeg; a CPU, 2 cores",
-        "passed over: 3 pictures that could not be used",
+        "passed over: 3 images that could not be used",
     ]
     wanted = [
         r"^ +threads +images/s +95 % interval +busy CPUs +images/s a core +of the ideal$",
@@ -200,18 +200,18 @@ def test_feeding_is_shown_in_its_order():
 @pytest.mark.parametrize("width", [20, 40, 59, 60, 80, 200])
 def test_no_line_of_feeding_is_wider_than_the_terminal(width: int):
     points = [make_point(threads, 123_456.0 * threads, cores=128) for threads in (1, 16, 128)]
-    text = draw(summary.print_feeding, make_feeding(points, cores=128, demand=A100, skipped=1), width)
+    text = draw(summary.print_data_bench, make_feeding(points, cores=128, demand=A100, skipped=1), width)
     assert max(map(len, text.splitlines())) <= width
 
 
 def test_feeding_that_was_not_measured_is_not_told():
     point = make_point(2, 1190, ci95=None, ci_covers="not established: 3 batches")
-    text = draw(summary.print_feeding, make_feeding([point], stages=[]), 80)
+    text = draw(summary.print_data_bench, make_feeding([point], stages=[]), 80)
     assert [word for word in ("±", "stage", "busy", "passed over") if word in text] == []
     assert "95 % interval not established: 3 batches" in text
     assert "A training that takes N images/s" in text
     stages = [Stage(name="read", seconds_per_image=0, share=0), Stage(name="decode", seconds_per_image=1e-3, share=1)]
-    text = draw(summary.print_feeding, make_feeding(stages=stages), 80)
+    text = draw(summary.print_data_bench, make_feeding(stages=stages), 80)
     assert re.search(r"^  read +0 +0\.0 % *$", text, re.MULTILINE)
 
 
@@ -233,7 +233,7 @@ def test_table_of_a_sweep_has_bars_and_the_knee():
 
 
 def test_narrow_terminals_lose_the_bars_and_then_the_table():
-    text = draw(summary.print_feeding, make_feeding(), 24)
+    text = draw(summary.print_data_bench, make_feeding(), 24)
     assert "images/s  1,190" in text
     assert not set(sparkline.ACROSS) & set(text)
     assert "█" not in "".join(show_sweep(make_sweep(*ROWS), width=70))
@@ -272,8 +272,8 @@ def test_how_to_repeat_a_sweep_or_go_on():
     assert "threads" not in describe_setting(result.model_copy(update={"sweep": threads}))
     rows = [make_row(1, 1.0, curve=c) for c in ([0.1, 1], [0.5, 1])]
     both = make_sweep(*rows, curve_key="augment.area", curves=[[0.1, 1], [0.5, 1]])
-    told = describe_repeat(result.model_copy(update={"sweep": both}), Path("x"))
-    assert told == "trainstone sweep x/config.toml --batch-sizes 1 --over 'augment.area=[0.1, 1],[0.5, 1]'"
+    message = describe_repeat(result.model_copy(update={"sweep": both}), Path("x"))
+    assert message == "trainstone sweep x/config.toml --batch-sizes 1 --over 'augment.area=[0.1, 1],[0.5, 1]'"
 
 
 @pytest.mark.parametrize("width", [40, 79, 80, 120])
@@ -290,15 +290,15 @@ A = Side(label="new-box", runs=["runs/a"], images_per_second=123.4)
 B = Side(label="old-box", runs=["runs/b"], images_per_second=100.0)
 FASTER = ComparisonRow(
     label="ResNet-50", a=A, b=B, ratio=1.234, ci95=(1.2, 1.268), ci_covers="between runs", p_value=0.0001,
-    p_holm=0.0002, noise_floor=0.011, judgement="faster", differences=["torch 2.13 and 2.14"],
+    p_holm=0.0002, noise_floor=0.011, outcome="faster", differences=["torch 2.13 and 2.14"],
 )  # fmt: skip
 SLOWER = FASTER.model_copy(
-    update={"label": "ResNet-18", "ratio": 0.5, "ci95": (0.4, 0.61), "p_holm": 0.031, "judgement": "slower"}
+    update={"label": "ResNet-18", "ratio": 0.5, "ci95": (0.4, 0.61), "p_holm": 0.031, "outcome": "slower"}
 )
 UNJUDGED = FASTER.model_copy(
     update={
         "label": "ResNet-34", "ratio": 12.34, "ci95": None, "ci_covers": "not established: 1 run, 2 needed",
-        "p_holm": None, "judgement": "not judged", "differences": [], "noise_floor": None,
+        "p_holm": None, "outcome": "not assessed", "differences": [], "noise_floor": None,
     }
 )  # fmt: skip
 
@@ -311,11 +311,11 @@ def show_comparison(*rows: ComparisonRow, width: int = 100, colour: bool = False
 
 def test_rows_of_a_comparison_are_a_table_with_notes():
     text = show_comparison(FASTER, SLOWER, UNJUDGED, geometric_mean=1.97, width=140)
-    assert re.search(r" +A +B +A / B +p \(Holm\) +judgement", text)
+    assert re.search(r" +A +B +A / B +p \(Holm\) +outcome", text)
     row = r"ResNet-50 +new-box: 123 images/s +old-box: 100 images/s +1\.234 \(1\.200 … 1\.268\) +< 0\.001 +faster"
     assert re.search(row, text)
     assert re.search(r"ResNet-18 .* 0\.500 \(0\.400 … 0\.610\) +0\.031 +slower", text)
-    assert re.search(r"ResNet-34 .* 12\.3 \(no interval\) +not judged", text)
+    assert re.search(r"ResNet-34 .* 12\.3 \(no interval\) +not assessed", text)
     assert "ResNet-50, ResNet-18: interval between runs\n" in text
     assert "ResNet-34: interval not established: 1 run, 2 needed\n" in text
     assert "geometric mean of A / B: 1.970\n" in text
@@ -331,8 +331,8 @@ def test_notes_of_all_rows_are_shown_once():
 @pytest.mark.parametrize("width", [50, 140])
 def test_colour_follows_the_judgement(width: int):
     text = show_comparison(FASTER, SLOWER, UNJUDGED, width=width, colour=True)
-    for colour, judgement in ((32, "faster"), (31, "slower"), (2, "not judged")):
-        assert re.search(rf"\x1b\[{colour}m{judgement} *\x1b\[0m", text)
+    for colour, outcome in ((32, "faster"), (31, "slower"), (2, "not assessed")):
+        assert re.search(rf"\x1b\[{colour}m{outcome} *\x1b\[0m", text)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a picture is, from its head; pixels of it or of its upper part, reasons from damaged ones; repairs."""
+"""What an image is, from its head; pixels of it or of its upper part, reasons from damaged ones; repairs."""
 
 import contextlib
 import functools
@@ -71,8 +71,8 @@ def test_every_kind_is_told_and_decoded(kind: str, mode: str, options: dict, col
     data = save(PHOTO, kind, mode, **options)
     seen = look(data)
     assert seen._replace(frame_at=-1) in [
-        Look(kind.lower(), 48, 32, told, progressive="progressive" in options)
-        for told in {colour, *(("rgb",) if kind == "WEBP" else ())}  # an opaque picture may be stored without alpha
+        Look(kind.lower(), 48, 32, message, progressive="progressive" in options)
+        for message in {colour, *(("rgb",) if kind == "WEBP" else ())}  # an opaque image may be stored without alpha
     ]
     assert look(memoryview(data)) == seen
     for decoder in (decode, decode_strict):
@@ -88,7 +88,7 @@ def test_sixteen_bits_keep_their_upper_byte(decoder):
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
-def test_pictures_are_turned_as_pillow_and_cv2_turn_them(orientation: int):
+def test_images_are_turned_as_pillow_and_cv2_turn_them(orientation: int):
     image = Image.fromarray(PHOTO)
     image.getexif()[ORIENTATION] = orientation
     data = save(PHOTO, quality=98, exif=image.getexif())
@@ -110,14 +110,14 @@ def test_segments_on_the_way_are_skipped_by_their_length():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "not a picture: empty"),
-        (b"<html><body>404", "not a picture: begins with 3c 68 74 6d"),
+        (b"", "not an image: empty"),
+        (b"<html><body>404", "not an image: begins with 3c 68 74 6d"),
         (b"\xff\xd8\xff\xd9\0\0", "JPEG without a frame header: ends at byte 2"),
         (b"\xff\xd8\xff\xda\0\x08", "JPEG without a frame header: scan begins at byte 2"),
         (b"\xff\xd8abcdefgh", "JPEG without a frame header: no marker at byte 2"),
         (b"\xff\xd8\xff\xe0\0\x10", "JPEG without a frame header in 6 bytes"),
         (b"\xff\xd8\xff\xe0\0\0 more", "JPEG segment of length 0 at byte 2"),
-        (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01", "breaks off in the picture's head"),
+        (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01", "breaks off in the image's head"),
         (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01\0\x01\x02", "JPEG of 2 components; 1, 3 and 4 are allowed"),
         (b"\xff\xd8\xff\xc0\0\x11\x08\0\0\0\x01\x03", "JPEG of 1x0 pixels"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIDAT", "corrupt PNG: "),
@@ -127,7 +127,7 @@ def test_segments_on_the_way_are_skipped_by_their_length():
         (b"BM", "corrupt BMP: "),
     ],
 )
-def test_what_is_no_picture_is_told_why(decoder, data: bytes, why: str):
+def test_what_is_no_image_is_told_why(decoder, data: bytes, why: str):
     for ask in (look, decoder):
         with pytest.raises(DataError) as caught:
             ask(data)
@@ -268,7 +268,7 @@ MANY_SCANS = [save(TALL, progressive=True), save_scans(TALL), save_scans(TALL, r
 
 
 def used_scratch(size: int = 1 << 20) -> Scratch:
-    """Memory in which the picture before can still be seen."""
+    """Memory in which the image before can still be seen."""
     scratch = Scratch()
     scratch.take(size, 1)[:] = STALE
     return scratch
@@ -276,7 +276,7 @@ def used_scratch(size: int = 1 << 20) -> Scratch:
 
 @pytest.fixture
 def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each decoded picture claimed to have."""
+    """How many rows each decoded image claimed to have."""
     rows: list[int] = []
 
     def spy(data, *arguments, **options):
@@ -311,7 +311,7 @@ def test_no_more_than_the_rows_needed_are_decoded(layout: str, count_rows: list[
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("PNG", "RGB"), ("WEBP", "RGB"), ("JPEG", "CMYK"), ("GIF", "RGB")])
-def test_other_pictures_are_decoded_whole_into_memory_of_their_own(kind: str, mode: str):
+def test_other_images_are_decoded_whole_into_memory_of_their_own(kind: str, mode: str):
     data = save(busy(WIDTH, HEIGHT), kind, mode)
     part = decode_upper(data, 3, Scratch(), fast=True, shrink=4)
     assert part.shrink == 1
@@ -319,14 +319,14 @@ def test_other_pictures_are_decoded_whole_into_memory_of_their_own(kind: str, mo
     assert np.array_equal(part.pixels, decode(data))
 
 
-def test_pictures_shrink_only_while_they_stay_large_enough():
+def test_images_shrink_only_while_they_stay_large_enough():
     sizes = [(100, 100), (447, 448), (448, 448), (895, 2_000), (896, 900), (1_792, 1_792), (9_000, 9_000)]
     assert [choose_shrink(width, height, 224) for width, height in sizes] == [1, 1, 2, 2, 4, 8, 8]
 
 
 @pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive", "scans"])
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
-def test_a_picture_cut_off_is_an_error_where_its_rows_are_needed(layout: str, share: float):
+def test_an_image_cut_off_is_an_error_where_its_rows_are_needed(layout: str, share: float):
     data = LAYOUTS[layout]
     start = data.index(b"\xff\xda")
     with pytest.raises(DataError, match=r"truncated|corrupt"):
@@ -334,7 +334,7 @@ def test_a_picture_cut_off_is_an_error_where_its_rows_are_needed(layout: str, sh
 
 
 @pytest.mark.parametrize("data", MANY_SCANS, ids=["progressive", "scans", "scans restart"])
-def test_a_picture_of_many_scans_cut_off_is_never_taken_for_a_whole_one(data: bytes):
+def test_an_image_of_many_scans_cut_off_is_never_taken_for_a_whole_one(data: bytes):
     """Each scan covers all rows: with one missing, the upper rows are wrong, too."""
     whole = decode(data)
     wrong = {}
@@ -351,8 +351,8 @@ def test_a_picture_of_many_scans_cut_off_is_never_taken_for_a_whole_one(data: by
 @pytest.mark.parametrize("bottom", [10, HEIGHT])
 @pytest.mark.parametrize("layout", ["420", "progressive"])
 @pytest.mark.parametrize("astray", [b"\1\2\3", b"\1\2\xff\xd3", b"\xff\xd3", b"\xff\xff\xff", b"\0" * 300])
-def test_bytes_astray_in_the_head_never_show_the_picture_before(layout: str, bottom: int, marker: bytes, astray: bytes):
-    """The decoder gives up before it writes a pixel; what memory held must not pass for this picture."""
+def test_bytes_astray_in_the_head_never_show_the_image_before(layout: str, bottom: int, marker: bytes, astray: bytes):
+    """The decoder gives up before it writes a pixel; what memory held must not pass for this image."""
     data = LAYOUTS[layout]
     frame_at = look_sized(data).frame_at
     broken = data[:frame_at] + put_before(data[frame_at:], marker, astray)
@@ -377,13 +377,13 @@ def decode_all(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive"])
 def test_corrupt_bits_are_an_error_where_they_are_for_the_whole(layout: str):
-    data, told = LAYOUTS[layout], 0
+    data, message = LAYOUTS[layout], 0
     for at in range(data.index(b"\xff\xda") + 14, len(data) - 2, 5):
         broken = data[:at] + bytes((data[at] ^ 0x5A,)) + data[at + 1 :]
         whole, ours = (try_decoding(decoder, broken) for decoder in (decode, decode_all))
         assert np.array_equal(ours, whole)
-        told += isinstance(whole, str)
-    assert told
+        message += isinstance(whole, str)
+    assert message
 
 
 def test_memory_of_a_thread_is_used_again():

@@ -1,4 +1,4 @@
-"""A picture of a batch: boxes stay true to pixels; a bad one is told by its place; a cache changes no pixel."""
+"""An image of a batch: boxes stay true to pixels; a bad one is told by its place; a cache changes no pixel."""
 
 import contextlib
 import math
@@ -23,8 +23,8 @@ from trainstone.data.pipeline.feed import (
     SUBSTITUTES,
     BadImage,
     Cache,
-    Feed,
-    Shown,
+    InputPipeline,
+    RowTargets,
     Worker,
     list_boxes,
     pack,
@@ -36,41 +36,41 @@ from trainstone.errors import DataError
 
 SIZE = 40
 SAMPLES = make_samples(14)
-BROKEN = Sample("broken.jpg", b"no picture", 1)
+BROKEN = Sample("broken.jpg", b"no image", 1)
 
 
-def make_feed(source: Source, num_classes: int | None = None, **keys: Any) -> Feed:
+def make_pipeline(source: Source, num_classes: int | None = None, **keys: Any) -> InputPipeline:
     config = make_config(**{"image_size": SIZE, "seed": 5, "decode": "exact", "shrink": False, **keys})
-    return Feed(source, config, train=True, num_classes=num_classes)
+    return InputPipeline(source, config, train=True, num_classes=num_classes)
 
 
-def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, list[BadImage]]:
+def fill(feed: InputPipeline, image: int, epoch: int = 0) -> tuple[int, np.ndarray, list[BadImage]]:
     """Label, pixels and what was left out."""
     out, bad = np.full((SIZE, SIZE, 3), 99, np.uint8), list[BadImage]()
-    return feed.fill(SampleIndex(epoch, picture), out, Worker(), bad).label, out, bad
+    return feed.fill(SampleIndex(epoch, image), out, Worker(), bad).label, out, bad
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
-def test_file_and_byte_of_a_bad_picture_are_told_once(storage: str, tmp_path: Path):
+def test_file_and_byte_of_a_bad_image_are_told_once(storage: str, tmp_path: Path):
     root = make_set(tmp_path / "set", storage, count=6)
     where = open_dataset(root).splits[0].source.where(3)
     if storage == "folder":
-        Path(where).write_bytes(b"no picture")
+        Path(where).write_bytes(b"no image")
     else:
         path = root / SHARDS[storage]
         span = locate(path, storage)[3]
         for at in range(span.offset, span.offset + span.size, 7):
             flip(path, at)
-    with pytest.raises(DataError) as told:
-        fill(make_feed(open_dataset(root).splits[0].source), 3)
-    assert told.value.message.count(str(tmp_path)) == 1
-    assert storage == "folder" or "byte" in told.value.message
+    with pytest.raises(DataError) as message:
+        fill(make_pipeline(open_dataset(root).splits[0].source), 3)
+    assert message.value.message.count(str(tmp_path)) == 1
+    assert storage == "folder" or "byte" in message.value.message
 
 
 @pytest.mark.parametrize(
     ("sample", "message", "hint"),
     [
-        (BROKEN, "listed 0: not a picture", "known are"),
+        (BROKEN, "listed 0: not an image", "known are"),
         (Sample("cut", save(busy(80, 80))[:900], 0), "listed 0: truncated JPEG", "loader.on_bad=skip"),
         (Sample("a.jpg", SAMPLES[0].image), "listed 0: a.jpg has no class", "one class"),
         (Sample("a.jpg", SAMPLES[0].image, 3), "listed 0: class 3 of a.jpg", "model.num_classes=4"),
@@ -78,31 +78,31 @@ def test_file_and_byte_of_a_bad_picture_are_told_once(storage: str, tmp_path: Pa
         (Sample("a.jpg", SAMPLES[0].image, -1), "listed 0: class -1 of a.jpg", "trainstone data verify"),
     ],
 )
-def test_a_bad_picture_is_named_with_what_to_do_or_replaced(sample: Sample, message: str, hint: str):
+def test_a_bad_image_is_named_with_what_to_do_or_replaced(sample: Sample, message: str, hint: str):
     source = Listed([sample, *(Sample("good", one.image, 2) for one in SAMPLES[:3])])
-    with pytest.raises(DataError) as told:
-        fill(make_feed(source, num_classes=3), 0)
-    assert told.value.message.startswith(message)
-    assert hint in (told.value.hint or "")
-    label, out, bad = fill(make_feed(source, num_classes=3, on_bad="skip"), 0)
+    with pytest.raises(DataError) as text:
+        fill(make_pipeline(source, num_classes=3), 0)
+    assert text.value.message.startswith(message)
+    assert hint in (text.value.hint or "")
+    label, out, bad = fill(make_pipeline(source, num_classes=3, on_bad="skip"), 0)
     assert (label, bad[0].where) == (2, "listed 0")
-    again = fill(make_feed(source, num_classes=3, on_bad="skip"), 0)
+    again = fill(make_pipeline(source, num_classes=3, on_bad="skip"), 0)
     assert (again[0], again[2], again[1].tobytes()) == (label, bad, out.tobytes())
 
 
 def test_where_labels_do_not_matter_none_is_needed_and_if_all_are_bad_there_is_an_end():
-    assert fill(make_feed(Listed([Sample("a.jpg", SAMPLES[0].image)])), 0)[0] == IGNORED
-    told = rf"{SUBSTITUTES} pictures in a row cannot be used, the last one listed \d: not"
-    with pytest.raises(DataError, match=told):
-        fill(make_feed(Listed([BROKEN] * 5), on_bad="skip"), 0)
+    assert fill(make_pipeline(Listed([Sample("a.jpg", SAMPLES[0].image)])), 0)[0] == IGNORED
+    message = rf"{SUBSTITUTES} images in a row cannot be used, the last one listed \d: not"
+    with pytest.raises(DataError, match=message):
+        fill(make_pipeline(Listed([BROKEN] * 5), on_bad="skip"), 0)
 
 
 @pytest.mark.parametrize("edge", [math.nan, math.inf, -math.inf, 1e300])
 def test_a_box_that_is_no_number_never_stops_the_program(edge: float):
-    """WebDataset's JSON may hold NaN. The picture is bad, or the box does not count."""
+    """WebDataset's JSON may hold NaN. The image is bad, or the box does not count."""
     source = Listed([Sample("a", SAMPLES[0].image, 0, (Box(0, 0.1, edge, 0.5, 0.9),))])
     with contextlib.suppress(DataError):
-        assert fill(make_feed(source, crop="boxes"), 0)[0] == 0
+        assert fill(make_pipeline(source, crop="boxes"), 0)[0] == 0
 
 
 def test_errors_that_are_not_the_datas_are_not_passed_over():
@@ -111,17 +111,17 @@ def test_errors_that_are_not_the_datas_are_not_passed_over():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fill(make_feed(Failing(SAMPLES), on_bad="skip"), 0)
+        fill(make_pipeline(Failing(SAMPLES), on_bad="skip"), 0)
 
 
 @pytest.mark.parametrize("keeps", ["off", "files", "pixels"])
 @pytest.mark.parametrize("limit", [0, 30_000, 1 << 30])
-def test_kept_pictures_are_read_once_and_give_the_same_batches(keeps: str, limit: int):
+def test_kept_images_are_read_once_and_give_the_same_batches(keeps: str, limit: int):
     source = Listed(SAMPLES)
-    plain, kept = make_feed(Listed(SAMPLES)), make_feed(source, cache=keeps, cache_bytes=limit)
+    plain, kept = make_pipeline(Listed(SAMPLES)), make_pipeline(source, cache=keeps, cache_bytes=limit)
     for epoch in range(3):
-        for picture in range(len(SAMPLES)):
-            assert np.array_equal(fill(kept, picture, epoch)[1], fill(plain, picture, epoch)[1])
+        for image in range(len(SAMPLES)):
+            assert np.array_equal(fill(kept, image, epoch)[1], fill(plain, image, epoch)[1])
             assert kept.cache.used_bytes <= limit
     num_kept = 0 if keeps == "off" else {0: 0, 1 << 30: 14}.get(limit, len(kept.cache._kept))
     assert source.reads == 3 * 14 - 2 * num_kept
@@ -144,13 +144,13 @@ def test_many_threads_do_not_break_the_limit():
 
 
 @pytest.mark.parametrize("keeps", ["files", "pixels"])
-def test_room_in_the_cache_does_not_decide_whether_a_picture_is_bad(keeps: str):
-    """Which pictures find room is chance: threads race for it. A batch must not follow from that."""
+def test_room_in_the_cache_does_not_decide_whether_an_image_is_bad(keeps: str):
+    """Which images find room is chance: threads race for it. A batch must not follow from that."""
     image = bytearray(save(busy(80, 200), restart_marker_rows=1))
     image[image.index(b"\xff\xd7") + 2 :] = b""
     outcomes: list[list[int]] = []
     for limit in (0, 1 << 20):
-        feed = make_feed(Listed([Sample("damaged below", bytes(image), 0)]), cache=keeps, cache_bytes=limit)
+        feed = make_pipeline(Listed([Sample("damaged below", bytes(image), 0)]), cache=keeps, cache_bytes=limit)
         outcomes.append([])
         for epoch in range(30):
             with contextlib.suppress(DataError):
@@ -190,9 +190,9 @@ def find_rectangle(pixels: np.ndarray) -> np.ndarray:
 
 
 def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **augment: Any) -> list[Any]:
-    """Pixels and boxes of a picture, epoch after epoch."""
+    """Pixels and boxes of an image, epoch after epoch."""
     source, config = Listed([Sample("drawn", data, boxes=boxes)]), make_config(size, seed=1, **augment)
-    feed = Feed(source, config, train=train, num_classes=3, holds="boxes")
+    feed = InputPipeline(source, config, train=train, num_classes=3, holds="boxes")
     rows = [np.zeros((size, size, 3), np.uint8) for _ in range(epochs)]
     return [(out, feed.fill(SampleIndex(epoch, 0), out, Worker(), []).boxes) for epoch, out in enumerate(rows)]
 
@@ -221,9 +221,9 @@ def test_a_rectangle_is_where_its_box_says(
     cropped = 0
     for out, boxes in show(KINDS[kind](pixels), (box,), size, 8, resize=resize, **SSD, **COLOURS):
         assert boxes.labels.tolist() == [2]
-        told = boxes.edges[0] * size
-        assert np.abs(find_rectangle(out) - told).max() <= 2
-        cropped += not np.allclose(told, np.array(edges) / [width, height, width, height] * size, atol=3)
+        message = boxes.edges[0] * size
+        assert np.abs(find_rectangle(out) - message).max() <= 2
+        cropped += not np.allclose(message, np.array(edges) / [width, height, width, height] * size, atol=3)
     assert cropped >= 2
     assert shrinks <= shrunk
 
@@ -243,9 +243,9 @@ def test_mirroring_takes_the_box_along_and_validation_shows_all(how: dict[str, A
     assert np.abs(find_rectangle(out) - expected).max() <= 1
 
 
-def make_row(count: int, number: int = 0) -> Shown:
+def make_row(count: int, number: int = 0) -> RowTargets:
     boxes = [Box(label, 0.0, 0.0, 0.5, 0.25) for label in range(count)]
-    return Shown(boxes=list_boxes(boxes, (20, 40), Crop(0, 0, 20, 40), flip=False), facts=(number, 20, 40))
+    return RowTargets(boxes=list_boxes(boxes, (20, 40), Crop(0, 0, 20, 40), flip=False), facts=(number, 20, 40))
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
@@ -269,5 +269,5 @@ def test_truth_tells_crowds_areas_and_facts():
     assert facts.tolist() == [[7, 20, 40], [IGNORED, 0, 0]]
     left = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), CropWindow(40, 40, 200, 100), flip=False)
     assert left.labels.tolist() == [2]  # a box of which nothing is left is left out
-    (labels,) = pack([Shown(4), NOTHING], "class")
+    (labels,) = pack([RowTargets(4), NOTHING], "class")
     assert (labels.dtype, labels.tolist()) == (np.int64, [4, IGNORED])

@@ -1,4 +1,4 @@
-"""Which pictures come when: each once an epoch, whatever the ranks, from any step; random numbers."""
+"""Which images come when: each once an epoch, whatever the ranks, from any step; random numbers."""
 
 import numpy as np
 import pytest
@@ -13,21 +13,21 @@ WORLDS = pytest.mark.parametrize("world", [1, 2, 7])
 
 
 def take(count: int, batch_size: int, world: int, steps: int, last: Last = "carry") -> list[list[SampleIndex]]:
-    """All ranks' pictures of each step, rank 0 first."""
+    """All ranks' images of each step, rank 0 first."""
     orders = [TrainOrder(count, batch_size, 3, Rank(number, world), last=last) for number in range(world)]
     return [[place for order in orders for place in order.batch(step)] for step in range(steps)]
 
 
 @WORLDS
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 1), (10, 4), (84, 3), (85, 3), (5, 16)])
-def test_every_picture_comes_once_an_epoch(count: int, batch_size: int, world: int):
+def test_every_image_comes_once_an_epoch(count: int, batch_size: int, world: int):
     steps = 3 * count // (batch_size * world) + 1
     row = [place for step in take(count, batch_size, world, steps) for place in step]
     assert len(row) == steps * batch_size * world
     for epoch in range(3):
         part = row[epoch * count : (epoch + 1) * count]
         assert {place.epoch for place in part} == {epoch}
-        assert sorted(place.picture for place in part) == list(range(count))
+        assert sorted(place.image for place in part) == list(range(count))
 
 
 @WORLDS
@@ -39,14 +39,14 @@ def test_dropping_leaves_out_what_does_not_fill_a_step(world: int):
     for epoch in range(3):
         places = [place for step in rows[epoch * steps : (epoch + 1) * steps] for place in step]
         assert {place.epoch for place in places} == {epoch}
-        assert len({place.picture for place in places}) == len(places) == steps * batch_size * world
-        left_out.add(frozenset(range(count)) - {place.picture for place in places})
+        assert len({place.image for place in places}) == len(places) == steps * batch_size * world
+        left_out.add(frozenset(range(count)) - {place.image for place in places})
     assert len(left_out) == 3
 
 
 @pytest.mark.parametrize("last", ["carry", "drop", "fill"])
 @pytest.mark.parametrize("world", [2, 6])
-def test_the_pictures_of_a_step_do_not_depend_on_how_many_ranks_share_them(world: int, last: Last):
+def test_the_images_of_a_step_do_not_depend_on_how_many_ranks_share_them(world: int, last: Last):
     assert take(50, 12 // world, world, 20, last) == take(50, 12, 1, 20, last)
 
 
@@ -55,7 +55,7 @@ def test_any_step_can_come_first():
     expected = [forward.batch(step) for step in range(40)]
     assert [backward.batch(step) for step in reversed(range(40))] == expected[::-1]
     others = [TrainOrder(30, 30, seed).batch(epoch) for seed in range(4) for epoch in range(4)]
-    assert len({tuple(place.picture for place in places) for places in others}) == 16
+    assert len({tuple(place.image for place in places) for places in others}) == 16
 
 
 def test_the_epoch_of_a_step_is_the_one_it_begins_in():
@@ -66,17 +66,17 @@ def test_the_epoch_of_a_step_is_the_one_it_begins_in():
     assert (len(places), places[0].epoch, places[-1].epoch) == (20, 33, 39)
 
 
-def test_too_few_pictures_are_an_error():
-    with pytest.raises(DataError) as told:
+def test_too_few_images_are_an_error():
+    with pytest.raises(DataError) as message:
         TrainOrder(7, 4, 0, Rank(0, 2), last="drop")
-    assert "loader.last=carry" in (told.value.hint or "")
-    assert TrainOrder(8, 4, 0, Rank(0, 2), last="drop").epoch_pictures == 8
+    assert "loader.last=carry" in (message.value.hint or "")
+    assert TrainOrder(8, 4, 0, Rank(0, 2), last="drop").epoch_images == 8
 
 
 @pytest.mark.parametrize(
     ("count", "world", "batch_size", "last", "steps"),
     [
-        (1_281_167, 8, 408, "fill_even", 393),  # MLPerf's ResNet-50: ceil(int(pictures / ranks) / batch)
+        (1_281_167, 8, 408, "fill_even", 393),  # MLPerf's ResNet-50: ceil(int(images / ranks) / batch)
         (1_281_167, 1024, 35, "fill_even", 36),
         (1_281_167, 4216, 16, "fill_even", 19),
         (10_000, 4, 64, "fill", 40),  # SC22 on ImageNetV2
@@ -90,34 +90,34 @@ def test_the_steps_of_an_epoch_are_rounded_as_the_originals_did(
     count: int, world: int, batch_size: int, last: Last, steps: int
 ):
     order = TrainOrder(count, batch_size, 0, Rank(0, world), last=last)
-    assert order.epoch_pictures == steps * batch_size * world
+    assert order.epoch_images == steps * batch_size * world
     assert (order.epoch_of(steps - 1), order.epoch_of(steps)) == (0, 1)
 
 
-def test_filling_up_takes_pictures_of_the_same_epoch_again():
+def test_filling_up_takes_images_of_the_same_epoch_again():
     places = [place for step in take(10, 4, 1, 6, "fill") for place in step]
     for epoch in range(2):
         part = places[12 * epoch : 12 * (epoch + 1)]
         assert {place.epoch for place in part} == {epoch}
-        assert sorted(place.picture for place in part[:10]) == list(range(10))
+        assert sorted(place.image for place in part[:10]) == list(range(10))
         assert part[10:] == part[:2]
-    few = [place.picture for place in TrainOrder(3, 8, 0, last="fill").batch(0)]
-    assert few[:6] == [place.picture for place in TrainOrder(3, 3, 0).batch(0)] * 2
+    few = [place.image for place in TrainOrder(3, 8, 0, last="fill").batch(0)]
+    assert few[:6] == [place.image for place in TrainOrder(3, 3, 0).batch(0)] * 2
 
 
 @pytest.mark.parametrize(("last", "steps"), [("drop", 2), ("fill", 3), ("fill_even", 3)])
 def test_epochs_that_are_cut_or_filled_up_have_whole_steps_of_several_batches(last: Last, steps: int):
-    assert TrainOrder(50, 5, 0, last=last, parts=4).epoch_pictures == steps * 4 * 5
+    assert TrainOrder(50, 5, 0, last=last, parts=4).epoch_images == steps * 4 * 5
 
 
 @WORLDS
 @pytest.mark.parametrize("count", [0, 1, 6, 8, 21, 50])
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
-def test_validation_shows_every_picture_once_in_as_many_steps_for_all(count: int, batch_size: int, world: int):
+def test_validation_shows_every_image_once_in_as_many_steps_for_all(count: int, batch_size: int, world: int):
     orders = [EvalOrder(count, batch_size, Rank(number, world)) for number in range(world)]
     (steps,) = {order.steps for order in orders}
     batches = [order.batch(step) for order in orders for step in range(steps)]
-    assert [place for batch in batches for place in batch] == [SampleIndex(0, picture) for picture in range(count)]
+    assert [place for batch in batches for place in batch] == [SampleIndex(0, image) for image in range(count)]
     assert max(map(len, batches), default=0) <= batch_size
     assert not any(order.batch(steps) for order in orders)
     assert not count or any(order.batch(steps - 1) for order in orders)

@@ -34,12 +34,12 @@ class Made:
 
     def fill(self, memory: list[int], row: int, place: SampleIndex, _worker: Worker, _bad: list[BadImage]) -> None:
         assert self.gate.wait(LIMIT)
-        memory[row] = place.epoch * 100 + place.picture
+        memory[row] = place.epoch * 100 + place.image
         self.filled.append((place.epoch, row))
 
-    def open(self, num_slots: int = 5, **wishes) -> Any:
-        wishes = {"threads": 3, "keep": 2, "plan": self.plan, "fill_row": self.fill, **wishes}
-        self.rings.append(Ring([[0] * 32 for _ in range(num_slots)], **wishes))
+    def open(self, num_slots: int = 5, **requests) -> Any:
+        requests = {"threads": 3, "keep": 2, "plan": self.plan, "fill_row": self.fill, **requests}
+        self.rings.append(Ring([[0] * 32 for _ in range(num_slots)], **requests))
         return self.rings[-1]
 
 

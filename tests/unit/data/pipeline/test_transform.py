@@ -42,7 +42,7 @@ def make(train: bool = True, size: int = SIZE, **keys: Any) -> Transform:
 
 
 def show(transform: Transform, data: bytes, key: int = 0, boxes: tuple[Box, ...] = ()) -> np.ndarray:
-    """What a batch holds of a stored picture."""
+    """What a batch holds of a stored image."""
     seen = look_sized(data)
     view = transform.choose(seen, boxes, key)
     rows = transform.rows_needed(view, seen)
@@ -117,7 +117,7 @@ def test_a_random_crop_is_cut_out_then_resized(crop: str, resize: str):
 
 @pytest.mark.parametrize("crop", ["area", "boxes", "centre", "whole"])
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
-def test_mirrored_pictures_are_exact_mirrors(crop: str, resize: str):
+def test_mirrored_images_are_exact_mirrors(crop: str, resize: str):
     data = save(busy(120, 90))
     for key in range(5):
         plain, mirrored = (show(make(crop=crop, resize=resize, flip=flip), data, key) for flip in (0.0, 1.0))
@@ -147,7 +147,7 @@ def test_edges_of_a_crop_go_to_the_nearest_pixel_of_a_shrunk_one():
 
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
 def test_the_part_is_that_of_the_pixels_really_cut(shrink: int):
-    """A smaller picture whose pixels say where they come from."""
+    """A smaller image whose pixels say where they come from."""
     region = Region(np.indices((100, 90)).transpose(1, 2, 0).astype(np.uint8), shrink)
     crop = Crop(3 * shrink + 1, 5 * shrink - 1, 40 * shrink + 1, 30 * shrink + 1)
     pixels, part = cut(region, crop), find_part(region, ImageView(crop, flip=False))
@@ -159,7 +159,7 @@ def test_the_part_is_that_of_the_pixels_really_cut(shrink: int):
 @pytest.mark.parametrize(("width", "height"), SHAPES)
 @pytest.mark.parametrize("crop", ["area", "boxes", "centre", "whole"])
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
-def test_every_shape_of_picture_can_be_trained_on(width: int, height: int, crop: str, resize: str):
+def test_every_shape_of_image_can_be_trained_on(width: int, height: int, crop: str, resize: str):
     data = save(smooth(width, height))
     for loader in (EXACT, FAST):
         for key in range(2):
@@ -184,7 +184,7 @@ def test_shortcuts_are_for_training_without_kept_pixels(loader: Any, train: bool
     assert (transform.fast, transform.may_shrink) == expected
 
 
-def test_the_shorter_side_grows_with_the_picture():
+def test_the_shorter_side_grows_with_the_image():
     assert [make(size=size).shorter for size in (32, 160, 224, 288)] == [36, 182, 256, 329]
     assert make(val_shorter=64).shorter == 64
     with pytest.raises(ConfigError, match=r"augment\.val_shorter = 63"):
@@ -254,15 +254,15 @@ def make_augment(**keys: Any) -> AugmentConfig:
 SSD = make_augment(aspect=(0.5, 2.0), attempts=1)
 
 
-def draw_crops(crop: Callable[..., Crop], *told: Any, **keys: Any) -> np.ndarray:
+def draw_crops(crop: Callable[..., Crop], *message: Any, **keys: Any) -> np.ndarray:
     """Many crops: left, top, width, height."""
     rule = make_augment(**keys)
-    return np.array([crop(*told, Draws(make_key(0, 0, key)), rule) for key in range(DRAWS)])
+    return np.array([crop(*message, Draws(make_key(0, 0, key)), rule) for key in range(DRAWS)])
 
 
 def draw_boxes(width: int, height: int, boxes: Any = (), **keys: Any) -> np.ndarray:
-    told = {"area": (0.05, 1.0), "aspect": (0.75, 1.33), "attempts": 100, **keys}
-    return draw_crops(crop_boxes, width, height, boxes, **told)
+    message = {"area": (0.05, 1.0), "aspect": (0.75, 1.33), "attempts": 100, **keys}
+    return draw_crops(crop_boxes, width, height, boxes, **message)
 
 
 def define_area(width: int, height: int, law: str) -> np.ndarray:
@@ -369,12 +369,12 @@ def test_the_last_place_is_never_taken_as_in_tensorflow():
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 2_000), (2_000, 3), (2, 2)])
-def test_tiny_and_narrow_pictures_have_crops(width: int, height: int):
+def test_tiny_and_narrow_images_have_crops(width: int, height: int):
     assert_inside(draw_boxes(width, height, attempts=10), width, height)
     assert_inside(draw_crops(crop_area, width, height), width, height)
 
 
-def tell_overlap(crop: tuple[float, ...], box: Box) -> float:
+def describe_overlap(crop: tuple[float, ...], box: Box) -> float:
     """Intersection over union, area by area."""
     inner = (max(crop[0], box.left), max(crop[1], box.top), min(crop[2], box.right), min(crop[3], box.bottom))
     shared = (inner[2] - inner[0]) * (inner[3] - inner[1]) if inner[0] < inner[2] and inner[1] < inner[3] else 0
@@ -394,7 +394,7 @@ def draw_slowly(boxes: list[Box], dice: random.Random, attempts: int) -> tuple[f
                 continue
             left, top = dice.uniform(0, 1 - width), dice.uniform(0, 1 - height)
             crop = (left, top, left + width, top + height)
-            if any(tell_overlap(crop, box) < threshold for box in boxes):
+            if any(describe_overlap(crop, box) < threshold for box in boxes):
                 continue
             centres = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in boxes]
             kept = sum(crop[0] <= x < crop[2] and crop[1] <= y < crop[3] for x, y in centres)
@@ -414,11 +414,11 @@ def draw_slowly(boxes: list[Box], dice: random.Random, attempts: int) -> tuple[f
 def test_overlap_crops_are_spread_as_by_the_rule(boxes: list[Box], attempts: int):
     width, height = 10_000, 8_000  # so large that whole pixels tell shares
     dice, rule = random.Random(5), SSD.model_copy(update={"attempts": attempts})
-    ours, told = [], [draw_slowly(boxes, dice, attempts) for _ in range(DRAWS)]
+    ours, message = [], [draw_slowly(boxes, dice, attempts) for _ in range(DRAWS)]
     for number in range(DRAWS):
         crop, kept = crop_overlap(width, height, boxes, Draws(make_key(3, number)), rule)
         ours.append((crop.left / width, crop.top / height, crop.right / width, crop.bottom / height, len(kept)))
-    one, other = np.array(ours), np.array(told)
+    one, other = np.array(ours), np.array(message)
     for edge in range(4):
         assert stats.ks_2samp(one[:, edge], other[:, edge]).pvalue > 0.001
     assert stats.ks_2samp(one[:, 2] - one[:, 0], other[:, 2] - other[:, 0]).pvalue > 0.001
@@ -449,7 +449,7 @@ def test_every_overlap_crop_keeps_the_rule(boxes: list[Box], width: int, height:
     assert crop_overlap(width, height, boxes, Draws(key), SSD) == (crop, kept)
 
 
-def test_a_picture_stays_whole_where_no_crop_is_good():
+def test_an_image_stays_whole_where_no_crop_is_good():
     box, whole = Box(0, 0.5, 0.5, 0.500001, 0.500001), Crop(0, 0, 64, 48)
     assert crop_overlap(64, 48, [], Draws(7), SSD) == (whole, ())
     assert crop_overlap(64, 48, [box], Draws(7), SSD.model_copy(update={"overlaps": ()})) == (whole, (box,))

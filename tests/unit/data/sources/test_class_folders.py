@@ -31,7 +31,7 @@ def contents(data: DataSet) -> dict[str, list[tuple[str, int]]]:
 
 
 def walk_as_im2rec(root: Path) -> list[tuple[str, int]]:
-    """The walk in im2rec.py's words: sorted folders and files, a number for each folder with pictures."""
+    """The walk in im2rec.py's words: sorted folders and files, a number for each folder with images."""
     numbers: dict[str, int] = {}
     found = []
     for path, folders, files in os.walk(root, followlinks=True):
@@ -58,7 +58,7 @@ def test_walk_is_that_of_im2rec(tmp_path, caplog):
         "B", "a", "a/inner", "a b", "a-b", "b", "link",
     ]  # fmt: skip
     before = list_train(tmp_path / "root")
-    make(tmp_path / "root", "a/._x.JPEG", "a/.2.jpg", ".cache/3.jpg", "__MACOSX/a/4.jpg")  # hidden ones are no pictures
+    make(tmp_path / "root", "a/._x.JPEG", "a/.2.jpg", ".cache/3.jpg", "__MACOSX/a/4.jpg")  # hidden ones are no images
     (tmp_path / "root/b/loop").symlink_to(tmp_path / "root")
     (tmp_path / "root/b/broken.jpg").symlink_to(tmp_path / "nowhere")
     assert list_train(tmp_path / "root") == before
@@ -157,7 +157,7 @@ def test_tiny_imagenet_with_val_in_folders_is_found(tmp_path):
     assert data.classes[0] == ClassName("n01", "goldfish")
 
 
-def test_a_validation_picture_without_a_label_is_named(tmp_path):
+def test_a_validation_image_without_a_label_is_named(tmp_path):
     write_files(tmp_path, TINY | {"val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\n"})
     with pytest.raises(DataError, match=r"val_1\.JPEG of Tiny-ImageNet has no line"):
         find_tiny_imagenet(tmp_path)

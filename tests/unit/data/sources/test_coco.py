@@ -63,11 +63,11 @@ def test_boxes_are_clipped_and_empty_ones_left_out_and_counted(tmp_path: Path, c
         CocoAnnotation(5, 0, 9, (30, 10, 10, 10)),
     )
     assert source.read(0).boxes == (Box(0, 0.0, 0.0, 0.5, 1.0, True), Box(1, 0.75, 0.5, 1.0, 1.0, False))
-    assert "3 boxes without any area in their picture are left out" in caplog.text
+    assert "3 boxes without any area in their image are left out" in caplog.text
 
 
 def read_areas(root: Path, *areas: float | None) -> list[float | None]:
-    """What is said of boxes of 10 x 5 in pictures of 40 x 20."""
+    """What is said of boxes of 10 x 5 in images of 40 x 20."""
     boxes = [CocoAnnotation(number, 0, 4, (10, 5, 10, 5), area=area) for number, area in enumerate(areas)]
     instances = Instances([CocoImage(0, "0.jpg", 40, 20)], boxes, CATEGORIES)
     return [box.area for box in make_source(instances, root / "a.json", root).read(0).boxes]
@@ -86,11 +86,11 @@ def test_areas_stay_with_their_boxes(tmp_path: Path):
     boxes = [CocoAnnotation(n, image, 4, (n, 0, 2, 2), area=2 + n / 8) for n, image in enumerate((3, 1, 3, 0))]
     whole = only_source(tmp_path / "c", *boxes, num_images=4)
     for source in (whole, whole.without_empty()):
-        told = {box.left * 40: box.area * 800 for n in range(len(source)) for box in source.read(n).boxes}
-        assert told == pytest.approx({0: 2, 1: 2.125, 2: 2.25, 3: 2.375})
+        message = {box.left * 40: box.area * 800 for n in range(len(source)) for box in source.read(n).boxes}
+        assert message == pytest.approx({0: 2, 1: 2.125, 2: 2.25, 3: 2.375})
 
 
-def test_pictures_without_boxes_can_be_left_out(tmp_path: Path):
+def test_images_without_boxes_can_be_left_out(tmp_path: Path):
     boxes = [CocoAnnotation(n, image, 4, (n, 0, 1, 1)) for n, image in enumerate((3, 1, 3))]
     source = only_source(tmp_path / "c", *boxes, num_images=5)
     filled = source.without_empty()
@@ -101,9 +101,9 @@ def test_pictures_without_boxes_can_be_left_out(tmp_path: Path):
     assert source.fingerprint() != filled.fingerprint()
     before = source.fingerprint()
     assert before == source.fingerprint()
-    (source.pictures / "2.jpg").write_bytes(b"longer")
+    (source.images / "2.jpg").write_bytes(b"longer")
     assert source.fingerprint() != before
-    (source.pictures / "2.jpg").unlink()
+    (source.images / "2.jpg").unlink()
     assert source.size_bytes(2) == 0
 
 
@@ -118,7 +118,7 @@ def test_other_places_and_names_are_found(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_no_pictures_or_no_annotations_are_told(tmp_path: Path, small: Path):
+def test_no_images_or_no_annotations_are_told(tmp_path: Path, small: Path):
     with pytest.raises(DataError, match=r"no annotations/instances_<split>\.json"):
         find_coco(tmp_path)
     shutil.rmtree(small / "train2017")
@@ -126,9 +126,9 @@ def test_no_pictures_or_no_annotations_are_told(tmp_path: Path, small: Path):
     assert [split.name for split in found.splits] == ["val"]
     assert sorted(found.lacking) == ["train", "train2017"]
     shutil.rmtree(small / "val2017")
-    with pytest.raises(DataError, match="no images for its annotations") as told:
+    with pytest.raises(DataError, match="no images for its annotations") as message:
         find_coco(small)
-    assert "train2017, val2017" in (told.value.hint or "")
+    assert "train2017, val2017" in (message.value.hint or "")
 
 
 def test_splits_of_different_categories_are_refused(tmp_path: Path):
@@ -139,7 +139,7 @@ def test_splits_of_different_categories_are_refused(tmp_path: Path):
             act(root)
 
 
-def test_real_pictures_have_their_boxes(tmp_path: Path):
+def test_real_images_have_their_boxes(tmp_path: Path):
     found = find_coco(real_data("detection/coco-free"))
     assert found.name == "coco"
     assert [known.name for known in found.classes] == list(NAME_OF_ID.values())
@@ -221,9 +221,9 @@ def test_another_data_set_is_left_alone(tmp_path: Path, small: Path):
     write = list(write_plan(make_plan(find_coco(small), "wds"), tmp_path / "out", Rank(), 1))
     assert write
     before = read_files(tmp_path / "out")
-    with pytest.raises(DataError, match="already holds another data set: one as wds") as told:
+    with pytest.raises(DataError, match="already holds another data set: one as wds") as message:
         prepare(small, tmp_path / "out")
-    assert "--to DIR" in (told.value.hint or "")
+    assert "--to DIR" in (message.value.hint or "")
     assert read_files(tmp_path / "out") == before
 
 
@@ -272,7 +272,7 @@ def test_images_that_differ_from_the_annotations_are_rejected(tmp_path: Path, sm
 
 
 def make_real(root: Path, count: int = 4) -> Path:
-    """A set whose pictures can be decoded."""
+    """A set whose images can be decoded."""
     images = [CocoImage(n, f"{n}.jpg", 8, 8) for n in range(count)]
     boxes = [CocoAnnotation(n + 1, n, 9, (2, 2, 4, 4), n == 0) for n in range(count)]
     make_set(root, train2017=Instances(images, boxes, CATEGORIES))
@@ -332,13 +332,13 @@ def test_other_counts_than_the_published_and_further_files_give_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("gone", "told"), [("*", "no annotations of COCO"), ("[tv]*", "no images for its annotations")]
+    ("gone", "message"), [("*", "no annotations of COCO"), ("[tv]*", "no images for its annotations")]
 )
-def test_too_little_is_told(tmp_path: Path, small: Path, gone: str, told: str):
+def test_too_little_is_told(tmp_path: Path, small: Path, gone: str, message: str):
     zips = make_zips(small, tmp_path / "zips")
     for file in zips.glob(gone):
         file.unlink()
-    with pytest.raises(DataError, match=told) as error:
+    with pytest.raises(DataError, match=message) as error:
         prepare(zips, tmp_path / "out")
     assert "annotations_trainval2017.zip" in (error.value.hint or "")
     assert not (tmp_path / "out").exists()

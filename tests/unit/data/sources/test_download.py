@@ -9,7 +9,7 @@ import pytest
 from support.servers.web import Site, serve
 from trainstone.data.parallel import WorkProgress
 from trainstone.data.sources import download
-from trainstone.data.sources.download import WAITS_SECONDS, Wanted, fetch, find_file, is_address, list_coco_files
+from trainstone.data.sources.download import WAITS_SECONDS, DownloadSpec, fetch, find_file, is_address, list_coco_files
 from trainstone.errors import ConfigError, DataError
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB, four chunks
@@ -24,11 +24,11 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "*")
 
 
-def wanted_of(data: bytes, server: str, size: int | None = len(CONTENT)) -> Wanted:
-    return Wanted("a.zip", (f"{server}/zips/a.zip",), "sha256", hashlib.sha256(data).hexdigest(), size)
+def wanted_of(data: bytes, server: str, size: int | None = len(CONTENT)) -> DownloadSpec:
+    return DownloadSpec("a.zip", (f"{server}/zips/a.zip",), "sha256", hashlib.sha256(data).hexdigest(), size)
 
 
-def get(server: str, target: Path, *files: Wanted, waits: list[float] | None = None) -> list[WorkProgress]:
+def get(server: str, target: Path, *files: DownloadSpec, waits: list[float] | None = None) -> list[WorkProgress]:
     slept: list[float] = [] if waits is None else waits
     return list(fetch(files or (wanted_of(CONTENT, server),), target, timeout_seconds=2, sleep=slept.append))
 
@@ -55,7 +55,7 @@ def test_fetch_downloads_a_file_with_progress_and_later_only_checks_it(tmp_path:
     with serve(site) as server:
         seen = get(server, tmp_path / "new")
         again = get(server, tmp_path / "new")
-        assert len(site.asked) == 1
+        assert len(site.requested) == 1
         (tmp_path / "new/a.zip").write_bytes(OTHER)
         with pytest.raises(DataError, match="sha256") as caught:
             get(server, tmp_path / "new")
@@ -76,8 +76,8 @@ def test_fetch_downloads_a_file_with_progress_and_later_only_checks_it(tmp_path:
         ({"statuses": [503, 500, 429]}, [None] * 4, [2.0, 4.0, 8.0]),
         ({"length": None}, [None], None),
         *(
-            ({"cuts": [300_000], "content_range": told}, [None, FIRST, None], None)
-            for told in ("bytes 5-9/10", "bytes 300000-1023999/*", "rubbish", "bytes 300000-1/" + "9" * 40)
+            ({"cuts": [300_000], "content_range": message}, [None, FIRST, None], None)
+            for message in ("bytes 5-9/10", "bytes 300000-1023999/*", "rubbish", "bytes 300000-1/" + "9" * 40)
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_fetch_overcomes_faults_of_a_server(tmp_path: Path, faults: dict, ranges
     with serve(site) as server:
         get(server, tmp_path, waits=slept)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
-    assert [asked for _, asked in site.asked] == ranges
+    assert [requested for _, requested in site.requested] == ranges
     assert waits is None or slept == waits
 
 
@@ -127,7 +127,7 @@ def test_fetch_resumes_the_partial_file_of_another_process(tmp_path: Path):
         held = interrupt(server, tmp_path, CONTENT)
         assert 0 < held < len(CONTENT)
         seen = get(server, tmp_path)
-    assert site.asked[-1] == ("/zips/a.zip", f"bytes={held}-")
+    assert site.requested[-1] == ("/zips/a.zip", f"bytes={held}-")
     assert seen[0].phase == "check a.zip"
     assert names(tmp_path) == ["a.zip"]
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
@@ -140,7 +140,7 @@ def test_fetch_notices_a_file_that_changed_between_two_tries(tmp_path: Path):
         interrupt(server, tmp_path / "b", CONTENT)
         site.files["zips/a.zip"] = CONTENT
         get(server, tmp_path)  # the part for another checksum is not built on
-        assert site.asked[-1][1] is None
+        assert site.requested[-1][1] is None
         with pytest.raises(DataError, match="sha256"):
             get(server, tmp_path / "b")
         get(server, tmp_path / "b")
@@ -194,7 +194,7 @@ def test_coco_files_are_looked_for_in_its_folders_and_in_a_flat_mirror_with_its_
         with pytest.raises(DataError, match="30"):  # it redirects to itself
             get(server, tmp_path, wanted_of(CONTENT, server)._replace(addresses=tuple(flat)))
     assert "s3cret" not in caught.value.message
-    assert site.asked[0] == ("/mine/a.zip?token=s3cret", None)
+    assert site.requested[0] == ("/mine/a.zip?token=s3cret", None)
     assert [wanted.addresses for wanted in files][1] == (
         f"{server}/mine/zips/val2017.zip?token=s3cret",
         f"{server}/mine/val2017.zip?token=s3cret",
@@ -215,7 +215,7 @@ def test_other_addresses_are_rejected(text: str):
 def test_find_file_takes_name_and_checksum_from_the_address():
     assert [is_address(text) for text in ("http://a/b", "file:///a", "a/b.pth", "C:/x", "")] == [1, 1, 0, 0, 0]
     address = "https://host:81/a/b/resnet34-333f7ec4.pth?token=x&y=1"
-    assert find_file(address, None) == Wanted("resnet34-333f7ec4.pth", (address,), "sha256", "333f7ec4")
+    assert find_file(address, None) == DownloadSpec("resnet34-333f7ec4.pth", (address,), "sha256", "333f7ec4")
     assert find_file("http://host/net-333f7ec4.pth", SUM.upper()).digits == SUM
     for name in ("resnet34.pth", "net-12345.pth", "net-zzzzzzzz.pth", "net-1234567g.pth", "333f7ec4"):
         with pytest.raises(DataError) as caught:

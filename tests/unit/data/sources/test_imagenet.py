@@ -1,4 +1,4 @@
-"""ImageNet as people have it: pictures, labels, words and boxes in every shape."""
+"""ImageNet as people have it: images, labels, words and boxes in every shape."""
 
 import gzip
 import io
@@ -21,9 +21,9 @@ IDS = {"n01440764": 3, "n01443537": 1, "n02099601": 2}
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 VAL = ["n02099601", "n01440764", "n01443537", "n01440764"]
 
-TRAIN_PICTURES = {s: {f"{s}_{i}.JPEG": make_jpeg(n * 10 + i) for i in (10, 9)} for n, s in enumerate(SYNSETS)}
-VAL_PICTURES = {f"ILSVRC2012_val_{i:08d}.JPEG": make_jpeg(100 + i) for i in range(1, 5)}
-TRAIN = [(f"{s}/{file}", label) for label, s in enumerate(SYNSETS) for file in sorted(TRAIN_PICTURES[s])]
+TRAIN_IMAGES = {s: {f"{s}_{i}.JPEG": make_jpeg(n * 10 + i) for i in (10, 9)} for n, s in enumerate(SYNSETS)}
+VAL_IMAGES = {f"ILSVRC2012_val_{i:08d}.JPEG": make_jpeg(100 + i) for i in range(1, 5)}
+TRAIN = [(f"{s}/{file}", label) for label, s in enumerate(SYNSETS) for file in sorted(TRAIN_IMAGES[s])]
 VAL_CONTENTS = [
     ("n01440764/ILSVRC2012_val_00000002.JPEG", 0),
     ("n01440764/ILSVRC2012_val_00000004.JPEG", 0),
@@ -49,15 +49,15 @@ def devkit() -> dict[str, bytes]:
 
 
 def inner_tars() -> dict[str, bytes]:
-    return {f"{synset}.tar": make_tar(files) for synset, files in reversed(TRAIN_PICTURES.items())}
+    return {f"{synset}.tar": make_tar(files) for synset, files in reversed(TRAIN_IMAGES.items())}
 
 
-IN_FOLDERS = {f"{s}/{file}": c for s, files in TRAIN_PICTURES.items() for file, c in files.items()}
+IN_FOLDERS = {f"{s}/{file}": c for s, files in TRAIN_IMAGES.items() for file, c in files.items()}
 TRAIN_SHAPES = {
     "tar": {"ILSVRC2012_img_train.tar": make_tar(inner_tars())},
     "folders": {f"train/{name}": content for name, content in IN_FOLDERS.items()},
     "tars in a folder": {f"train/{name}": content for name, content in inner_tars().items()},
-    "both": {f"train/{SYNSETS[0]}/{file}": c for file, c in TRAIN_PICTURES[SYNSETS[0]].items()}
+    "both": {f"train/{SYNSETS[0]}/{file}": c for file, c in TRAIN_IMAGES[SYNSETS[0]].items()}
     | {f"train/{name}": content for name, content in inner_tars().items() if SYNSETS[0] not in name},
     "in capitals": {"ilsvrc2012_IMG_train.TAR": make_tar(inner_tars())},
     "compressed": {"ILSVRC2012_img_train.tar.gz": gzip.compress(make_tar(inner_tars()))},
@@ -67,10 +67,10 @@ TRAIN_SHAPES = {
     "tar of folders": {"ILSVRC2012_img_train.tar": make_tar({f"train/{name}": c for name, c in IN_FOLDERS.items()})},
 }
 VAL_SHAPES = {
-    "tar": {"ILSVRC2012_img_val.tar": make_tar(VAL_PICTURES)},
-    "tar of a folder": {"ILSVRC2012_img_val.tar": make_tar({f"./val/{name}": c for name, c in VAL_PICTURES.items()})},
-    "flat": {f"val/{name}": content for name, content in VAL_PICTURES.items()},
-    "Kaggle": {f"ILSVRC/Data/CLS-LOC/val/{name}": content for name, content in VAL_PICTURES.items()},
+    "tar": {"ILSVRC2012_img_val.tar": make_tar(VAL_IMAGES)},
+    "tar of a folder": {"ILSVRC2012_img_val.tar": make_tar({f"./val/{name}": c for name, c in VAL_IMAGES.items()})},
+    "flat": {f"val/{name}": content for name, content in VAL_IMAGES.items()},
+    "Kaggle": {f"ILSVRC/Data/CLS-LOC/val/{name}": content for name, content in VAL_IMAGES.items()},
 }
 LABEL_FILES = {
     "devkit": {"ILSVRC2012_devkit_t12.tar.gz": gzip.compress(make_tar(devkit()))},
@@ -95,7 +95,7 @@ def contents(data: DataSet) -> dict[str, list[tuple[str, int]]]:
         samples = [split.source.read(i) for i in range(len(split.source))]
         for sample in samples:
             folder, file = sample.name.split("/")
-            assert sample.image == (VAL_PICTURES[file] if split.name == "val" else TRAIN_PICTURES[folder][file])
+            assert sample.image == (VAL_IMAGES[file] if split.name == "val" else TRAIN_IMAGES[folder][file])
         found[split.name] = [(sample.name, sample.label) for sample in samples]
     return found
 
@@ -119,7 +119,7 @@ def test_train_is_found_in_every_shape(root, shape, caplog):
     assert data.classes == [ClassName(synset) for synset in SYNSETS]
     assert contents(data) == {"train": TRAIN}
     assert sorted(root.rglob("*")) == before
-    assert "no pictures for val" in caplog.text
+    assert "no images for val" in caplog.text
 
 
 @pytest.mark.parametrize("labels", LABEL_FILES)
@@ -130,7 +130,7 @@ def test_val_is_found_in_every_shape_with_every_kind_of_labels(root, shape, labe
 
 
 def test_val_in_folders_needs_no_labels(root):
-    write_files(root, {f"val/{name}": VAL_PICTURES[name.split("/")[1]] for name, _ in VAL_CONTENTS})
+    write_files(root, {f"val/{name}": VAL_IMAGES[name.split("/")[1]] for name, _ in VAL_CONTENTS})
     assert contents(find(root)) == {"val": VAL_CONTENTS}
 
 
@@ -142,21 +142,21 @@ def test_given_labels_win_over_those_found(root, labels):
     assert contents(find(root, val_labels=root.parent / "elsewhere" / name)) == {"val": VAL_CONTENTS}
 
 
-def test_a_picture_without_a_label_is_named(root):
+def test_an_image_without_a_label_is_named(root):
     write_files(root, VAL_SHAPES["tar"] | {"imagenet_2012_validation_synset_labels.txt": b"n01440764\n" * 3})
     with pytest.raises(DataError, match=r"has 3 labels, and none for ILSVRC2012_val_00000004\.JPEG"):
         find(root)
 
 
-def test_labels_go_by_the_number_of_a_picture_not_by_its_place(root, caplog):
+def test_labels_go_by_the_number_of_an_image_not_by_its_place(root, caplog):
     write_files(root, LABEL_FILES["list"])
-    some = {name: c for name, c in VAL_PICTURES.items() if not name.endswith("1.JPEG")}
+    some = {name: c for name, c in VAL_IMAGES.items() if not name.endswith("1.JPEG")}
     write_files(root, {"ILSVRC2012_img_val.tar": make_tar(some)})
     assert contents(find(root)) == {"val": [(name, min(label, 1)) for name, label in VAL_CONTENTS[:3]]}
-    assert "3 of 4 validation pictures are there" in caplog.text
+    assert "3 of 4 validation images are there" in caplog.text
 
 
-def test_val_pictures_of_classes_that_train_lacks_are_left_out_and_told(root, caplog):
+def test_val_images_of_classes_that_train_lacks_are_left_out_and_told(root, caplog):
     write_files(root, VAL_SHAPES["tar"] | LABEL_FILES["list"])
     write_files(root, {name: c for name, c in TRAIN_SHAPES["folders"].items() if "n02099601" not in name})
     found = contents(find(root))
@@ -243,11 +243,11 @@ def test_damaged_labels_are_refused_by_place(root, name, content, message):
         find(root, val_labels=root.parent / name)
 
 
-def test_strange_pictures_are_left_out_and_told(root, caplog):
+def test_strange_images_are_left_out_and_told(root, caplog):
     strange = ("train/stray.JPEG", "train/n01440764/._n01440764_1.JPEG", "train/backup/n01440764/n01440764_99.JPEG")
     write_files(root, TRAIN_SHAPES["folders"] | dict.fromkeys(strange, make_jpeg(1)))
     assert contents(find(root)) == {"train": TRAIN}
-    assert "1 picture in no synset's folder left out" in caplog.text
+    assert "1 image in no synset's folder left out" in caplog.text
 
 
 DOG, CAT = "n02092002", "n02123045"

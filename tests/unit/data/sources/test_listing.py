@@ -14,7 +14,7 @@ from trainstone.data.sources import listing as listing_module
 from trainstone.data.sources.listing import FileListing, FilePlace, ListingBuilder, walk_files
 from trainstone.errors import DataError
 
-PICTURES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}
+IMAGES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}
 
 
 def list_places(root: Path, places: Iterable[tuple[str, FilePlace]]) -> FileListing:
@@ -25,7 +25,7 @@ def list_places(root: Path, places: Iterable[tuple[str, FilePlace]]) -> FileList
 
 
 def list_folder(root: Path) -> FileListing:
-    return list_places(write_files(root, PICTURES), walk_files(root))
+    return list_places(write_files(root, IMAGES), walk_files(root))
 
 
 def list_archive(path: Path, content: bytes) -> FileListing:
@@ -34,9 +34,9 @@ def list_archive(path: Path, content: bytes) -> FileListing:
 
 MAKERS = {
     "folder": list_folder,
-    "tar": lambda root: list_archive(root / "x.tar", make_tar(PICTURES)),
-    "stored zip": lambda root: list_archive(root / "x.zip", make_zip(PICTURES, method=zipfile.ZIP_STORED)),
-    "zip": lambda root: list_archive(root / "x.zip", make_zip(PICTURES)),
+    "tar": lambda root: list_archive(root / "x.tar", make_tar(IMAGES)),
+    "stored zip": lambda root: list_archive(root / "x.zip", make_zip(IMAGES, method=zipfile.ZIP_STORED)),
+    "zip": lambda root: list_archive(root / "x.zip", make_zip(IMAGES)),
 }
 
 
@@ -44,13 +44,13 @@ MAKERS = {
 def test_every_kind_of_place_reads_alike(tmp_path, kind):
     listing: Source = MAKERS[kind](tmp_path)
     assert isinstance(listing, FileListing)
-    expected = sorted(PICTURES)  # by class, then by name
+    expected = sorted(IMAGES)  # by class, then by name
     assert [listing.name(i) for i in range(len(listing))] == expected
     for index, name in enumerate(expected):
         sample = listing.read(index)
-        assert (sample.name, sample.image, sample.label) == (name, PICTURES[name], int(name[2]))
+        assert (sample.name, sample.image, sample.label) == (name, IMAGES[name], int(name[2]))
         assert sample.boxes == ()
-        assert listing.size_bytes(index) == len(PICTURES[name])
+        assert listing.size_bytes(index) == len(IMAGES[name])
         assert listing.label(index) == sample.label
         assert name in listing.where(index)
 
@@ -61,14 +61,14 @@ def test_many_threads_read_at_once(tmp_path, kind):
     wanted = [i % len(listing) for i in range(400)]
     with ThreadPoolExecutor(8) as pool:
         samples = list(pool.map(listing.read, wanted))
-    assert all(PICTURES[sample.name] == sample.image for sample in samples)
+    assert all(IMAGES[sample.name] == sample.image for sample in samples)
 
 
 @pytest.mark.parametrize(
     ("kind", "file", "damage", "index", "message"),
     [
         ("folder", "n00/n00_0.JPEG", Path.unlink, 0, r"n00/n00_0\.JPEG: .*No such file"),
-        ("folder", "n00/n00_0.JPEG", lambda path: os.truncate(path, 0), 0, r"n00/n00_0\.JPEG: empty, no picture"),
+        ("folder", "n00/n00_0.JPEG", lambda path: os.truncate(path, 0), 0, r"n00/n00_0\.JPEG: empty, no image"),
         ("tar", "x.tar", lambda path: os.truncate(path, 530), -1, r"x\.tar, byte \d+ "),
         ("tar", "x.tar", Path.unlink, 0, "No such file"),
         ("stored zip", "x.zip", lambda path: flip(path, 60), 0, r"x\.zip, member 0 \(n00/n00_0\.JPEG\): "),
@@ -84,19 +84,19 @@ def test_file_that_changed_after_it_was_listed_is_named(tmp_path, kind, file, da
             listing.size_bytes(index)
 
 
-def test_what_is_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(listing_module, "MAX_PICTURE_BYTES", 10)
+def test_what_is_too_large_for_an_image_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing_module, "MAX_IMAGE_BYTES", 10)
     monkeypatch.setattr(listing_module, "READ_BYTES", 4)
     for kind in ("folder", "tar"):
-        with pytest.raises(DataError, match="no picture"):
+        with pytest.raises(DataError, match="no image"):
             MAKERS[kind](tmp_path).read(0)
 
 
-def test_two_pictures_of_one_name_are_refused(tmp_path):
+def test_two_images_of_one_name_are_refused(tmp_path):
     builder = ListingBuilder(tmp_path)
     builder.add("n0/a.JPEG", "n0", FilePlace(tmp_path / "one"))
     builder.add("n0/a.JPEG", "n0", FilePlace(tmp_path / "two"))
-    with pytest.raises(DataError, match=r"two pictures are named n0/a\.JPEG"):
+    with pytest.raises(DataError, match=r"two images are named n0/a\.JPEG"):
         builder.finish(["n0"])
 
 
@@ -107,7 +107,7 @@ def test_names_that_no_list_can_hold_are_refused(tmp_path, name):
 
 
 def test_the_fingerprint_follows_names_labels_and_archives(tmp_path):
-    places = list(walk_files(write_files(tmp_path, PICTURES)))
+    places = list(walk_files(write_files(tmp_path, IMAGES)))
     listing = list_places(tmp_path, places)
     assert list_places(tmp_path, reversed(places)).fingerprint() == listing.fingerprint()
     assert list_places(tmp_path, places[:1]).fingerprint() != listing.fingerprint()

@@ -48,7 +48,7 @@ ODD = {
 }
 
 
-def ask_all(path: Path, storage: str, ask: str = "read") -> list[Any]:
+def query_all(path: Path, storage: str, ask: str = "read") -> list[Any]:
     return read_shard(READERS[storage](path), ask)
 
 
@@ -58,14 +58,14 @@ def write(folder: Path, storage: str, samples: list[Sample], kind: str = "classi
 
 
 @STORAGES
-def test_classified_pictures_come_back(tmp_path: Path, storage: str):
+def test_classified_images_come_back(tmp_path: Path, storage: str):
     names = [f"b/{name}" for name in NAMES] + ODD[storage]
     boxes = (Box(1, 0.25, 0.125, 0.75, 0.5), Box(1, 0.1, 0.2, 0.3, 0.4))
     samples = [Sample(name, JPEGS[number % 6], 1, boxes[: number % 3]) for number, name in enumerate(names)]
     samples += [*to_classify(4), Sample("a/last.png", make_png(), 0)]
     path = write(tmp_path, storage, samples)
-    assert ask_all(path, storage) == samples
-    seen = ask_all(path, storage, "glance")
+    assert query_all(path, storage) == samples
+    seen = query_all(path, storage, "glance")
     assert [[label for label, _ in one.labels] for one in seen] == [[sample.label] for sample in samples]
     assert seen[-2].labels == [(1, ClassName("b"))]
     assert not any(one.is_detection for one in seen)
@@ -78,16 +78,16 @@ def test_what_has_no_class_comes_back(tmp_path: Path, storage: str):
     if storage != "recordio":
         samples.append(Sample("none.jpg", JPEGS[0]))
     path = write(tmp_path, storage, samples)
-    assert ask_all(path, storage) == samples
-    assert [one.labels for one in ask_all(path, storage, "glance")] == [[]] * len(samples)
+    assert query_all(path, storage) == samples
+    assert [one.labels for one in query_all(path, storage, "glance")] == [[]] * len(samples)
 
 
 @STORAGES
 def test_detections_come_back(tmp_path: Path, storage: str):
     samples = [*to_detect(6), Sample("ünï %.dots.png", make_png(), boxes=BOXES, id=(1 << 63) - 1)]
     path = write(tmp_path, storage, samples, "detect")
-    assert ask_all(path, storage) == samples
-    seen = ask_all(path, storage, "glance")
+    assert query_all(path, storage) == samples
+    seen = query_all(path, storage, "glance")
     assert [tuple(one.boxes) for one in seen] == [sample.boxes for sample in samples]
     assert [[label for label, _ in one.labels] for one in seen[:3]] == [[], [0], [0, 1]]
     assert all(one.is_detection for one in seen)
@@ -112,7 +112,7 @@ def test_an_index_that_does_not_fit_is_done_without_and_known_to_be_stale(tmp_pa
         assert shard.offsets().tolist() == [span.offset for span in shard.file.spans()]
         index.unlink()
         assert list(shard.index_files()) == []
-    assert ask_all(path, storage) == to_classify(4)
+    assert query_all(path, storage) == to_classify(4)
 
 
 @STORAGES
@@ -245,7 +245,7 @@ def test_webdatasets_keys_have_no_dots_and_no_spaces(name: str, key: str):
     assert make_key(name) == key
 
 
-def test_members_are_picture_label_and_the_rest(tmp_path: Path):
+def test_members_are_image_label_and_the_rest(tmp_path: Path):
     samples = [Sample("a/x.jpg", JPEGS[0], 7, BOXES[:1]), Sample("y.png", make_png(), id=5, values=(0.5,))]
     write_shard(tmp_path / "train.tar", make_encoder("wds"), samples)
     with tarfile.open(tmp_path / "train.tar") as tar:
@@ -314,12 +314,12 @@ def encode(kind: str, sample: Sample, number: int = 0, storage: str = "folder") 
         ("img.v2", make_png(), "img.v2.png"),
     ],
 )
-def test_a_picture_goes_into_its_class_folder(name: str, image: bytes, file: str):
+def test_an_image_goes_into_its_class_folder(name: str, image: bytes, file: str):
     assert encode("classify", Sample(name, image, 1)) == Encoded(f"b/{file}", (image,), "", f"b/{file}")
 
 
 @pytest.mark.parametrize(
-    ("storage", "kind", "sample", "told"),
+    ("storage", "kind", "sample", "message"),
     [
         ("folder", "classify", Sample("x.jpg", JPEGS[0]), "x.jpg has no class"),
         ("folder", "classify", Sample("x.jpg", JPEGS[0], 2), "label 2, but there are 2 classes"),
@@ -331,9 +331,9 @@ def test_a_picture_goes_into_its_class_folder(name: str, image: bytes, file: str
     ],
 )
 def test_what_a_storage_has_no_place_for_is_refused_before_it_is_written(
-    storage: str, kind: str, sample: Sample, told: str
+    storage: str, kind: str, sample: Sample, message: str
 ):
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         encode(kind, sample, storage=storage)
 
 

@@ -94,9 +94,9 @@ def test_areas_are_written_in_pixels_where_one_is_known_and_read_again(tmp_path:
 
 def test_the_object_detection_apis_areas_are_read(tmp_path: Path):
     none = [None, None]
-    for areas, image, told in [((-1, 256), JPEGS[0], [None, 0.25]), ((), JPEGS[0], none), ((3, 4), b"torn", none)]:
+    for areas, image, message in [((-1, 256), JPEGS[0], [None, 0.25]), ((), JPEGS[0], none), ((3, 4), b"torn", none)]:
         features = {**DETECTION_API, "image/object/area": float_feature(*areas), "image/encoded": bytes_feature(image)}
-        assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
+        assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == message
 
 
 @pytest.mark.parametrize("place", ["idx/x.tfrecord.idx", "x.tfrecord.idx", "x.idx"])
@@ -162,15 +162,15 @@ def test_labels_in_other_forms(tmp_path: Path, label: Feature, read: int | None)
 
 
 @pytest.mark.parametrize("name", ["image_raw", "image", "jpg", "png", "anything at all"])
-def test_the_picture_is_found_by_looking(tmp_path: Path, name: str):
+def test_the_image_is_found_by_looking(tmp_path: Path, name: str):
     features = {"mask": bytes_feature(b"none"), "several": bytes_feature(JPEGS[1], JPEGS[1]), "label": int64_feature(1)}
     assert read_features(tmp_path / "x.tfrecord", {**features, name: bytes_feature(JPEGS[0])}).image == JPEGS[0]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        ({"image/encoded": int64_feature(1)}, "no feature is a picture; it has image/class/label, image/encoded"),
+        ({"image/encoded": int64_feature(1)}, "no feature is an image; it has image/class/label, image/encoded"),
         ({"image/object/bbox": float_feature(0, 0, 1)}, "image/object/bbox has 3 numbers, no multiple of 4"),
         ({"image/object/bbox": bytes_feature(b"0")}, "image/object/bbox holds something that is no number"),
         ({"image/object/bbox": float_feature(0, 0, 1, float("nan"))}, "holds something that is no number"),
@@ -182,11 +182,11 @@ def test_the_picture_is_found_by_looking(tmp_path: Path, name: str):
         ({"image/class/values": bytes_feature(b"x")}, "image/class/values holds something that is no number"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, changes: dict[str, Feature], told: str):
+def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, changes: dict[str, Feature], message: str):
     before = frame(encode_example(SLIM))
     path = tmp_path / "x.tfrecord"
     path.write_bytes(before + frame(encode_example({**SLIM, **changes})))
     with closing(TFRecordShard(path)) as shard, pytest.raises(DataError) as caught:
         shard.read(len(before))
     assert caught.value.message.startswith(f"{path}, record at byte {len(before)}: ")
-    assert told in caught.value.message
+    assert message in caught.value.message

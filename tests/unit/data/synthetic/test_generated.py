@@ -1,4 +1,4 @@
-"""Generated pictures: the same each time, sound, balanced, with boxes that fit."""
+"""Generated images: the same each time, sound, balanced, with boxes that fit."""
 
 import pickle
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainstone.data.synthetic.generated import GeneratedSource, find_stored, pr
 from trainstone.errors import ConfigError, DataError
 
 
-def test_a_picture_follows_from_its_numbers_alone():
+def test_an_image_follows_from_its_numbers_alone():
     source = GeneratedSource("classify", "train", 1000, 48, 40, 10, seed=3)
     backwards = [source.read(index) for index in (500, 7, 0)]
     elsewhere = pickle.loads(pickle.dumps(source))
@@ -27,7 +27,7 @@ def test_a_picture_follows_from_its_numbers_alone():
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("classify", 100), ("detect", 10)])
-def test_pictures_are_sound_jpegs_of_the_size_asked_for(kind: str, classes: int):
+def test_images_are_sound_jpegs_of_the_size_asked_for(kind: str, classes: int):
     source = GeneratedSource(kind, "train", 100, 50, 34, classes)
     for index in range(0, 100, 2):
         sample = source.read(index)
@@ -46,10 +46,10 @@ def test_classes_come_in_turn_and_their_folders_sort_like_their_labels():
     assert "striped star" in [entry.text for entry in source.classes]
     assert source.name(12) == f"{names[2]}/0000012.jpg"
     assert source.read(12).label == 2
-    assert source.where(12) == "generated picture 12 of val, seed 0"
+    assert source.where(12) == "generated image 12 of val, seed 0"
 
 
-def test_detection_pictures_have_one_to_eight_boxes_inside():
+def test_detection_images_have_one_to_eight_boxes_inside():
     source = GeneratedSource("detect", "train", 150, 100, 80, 8)
     samples = [source.read(index) for index in range(150)]
     numbers = [len(sample.boxes) for sample in samples]

@@ -22,8 +22,8 @@ from trainstone.engine import sync_batch_norm, torch_errors
 from trainstone.engine.distributed import collectives, data_parallel
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.distributed.data_parallel import average_buffers, settle_buckets, wrap_model
-from trainstone.engine.distributed.stop_agreement import Pact
-from trainstone.engine.sync_batch_norm import span_batch_norm
+from trainstone.engine.distributed.stop_agreement import StopAgreement
+from trainstone.engine.sync_batch_norm import convert_sync_batch_norm
 from trainstone.errors import ConfigError, MachineError, PeerLostError
 from trainstone.machine.ranks import Rank
 from trainstone.machine.signals import StopSignals
@@ -126,15 +126,15 @@ def check_talk(world: World) -> dict[str, Any]:
 def check_agreement(world: World) -> list[list[int]]:
     """Rank 0 has enough at step 1, rank 1 gets a signal at step 2, rank 2 a NaN and a checkpoint due at step 3."""
     signals, known = StopSignals(), []
-    pact = Pact(world, signals)
+    agreement = StopAgreement(world, signals)
     for step in range(5):
         now = (step, world.rank.number)
         signals.received = "SIGTERM" if now == (2, 1) else None
         loss = math.nan if now == (3, 2) else 1.0
-        pact.look(StepRecord(step, 0, 0.0, 0.0, 0.1, 4, loss, 0.1), enough=now == (1, 0), checkpoint=now == (3, 2))
-        known.append(list(pact.agreed))
-    pact.finish()
-    return [*known, list(pact.agreed)]
+        agreement.look(StepRecord(step, 0, 0.0, 0.0, 0.1, 4, loss, 0.1), enough=now == (1, 0), checkpoint=now == (3, 2))
+        known.append(list(agreement.agreed))
+    agreement.finish()
+    return [*known, list(agreement.agreed)]
 
 
 def check_gradients(world: World) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
 
 
 RANKS = 4
-COUNTS = (3, 1, 2, 2)  # pictures of each rank
+COUNTS = (3, 1, 2, 2)  # images of each rank
 
 
 def make_normed() -> nn.Sequential:
@@ -315,7 +315,7 @@ def make_normed() -> nn.Sequential:
 
 
 def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures of all ranks, and what their loss weighs outputs with."""
+    """Images of all ranks, and what their loss weighs outputs with."""
     numbers = torch.Generator().manual_seed(11)
     images = torch.randn(sum(COUNTS), 3, 6, 6, generator=numbers) + 1
     return images, torch.randn(sum(COUNTS), 5, 4, 4, generator=numbers)
@@ -372,7 +372,7 @@ def norm_in_ranks() -> dict[str, Any]:
         images, weights = (tensor[take_part(world.rank.number)] for tensor in make_batch())
         found: dict[str, Any] = {}
         for bn_ranks in (2, 4):
-            network = span_batch_norm(make_normed(), world, bn_ranks)
+            network = convert_sync_batch_norm(make_normed(), world, bn_ranks)
             shared = {id(network[1][0].group): network[1][0].group}  # a process group cannot be copied
             for layout in ("fp32", "channels_last"):
                 copied = copy.deepcopy(network, dict(shared))
@@ -455,7 +455,7 @@ def test_a_large_mean_does_not_hide_the_variance(spans: list[Any]):
 
 def test_a_span_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(ConfigError, match="bn_ranks = 3"):
-        span_batch_norm(make_normed(), World(Rank(0, 4), CPU), 3)
+        convert_sync_batch_norm(make_normed(), World(Rank(0, 4), CPU), 3)
 
 
 def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):
@@ -463,9 +463,9 @@ def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.
     model = build_resnet(18, num_classes=10)
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    spanned = span_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
+    spanned = convert_sync_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
     assert {name: id(tensor) for name, tensor in spanned.state_dict(keep_vars=True).items()} == before
-    assert sum(isinstance(module, sync_batch_norm.SpanBatchNorm2d) for module in spanned.modules()) == count > 10
+    assert sum(isinstance(module, sync_batch_norm.SyncBatchNorm2d) for module in spanned.modules()) == count > 10
     assert not any(module.training for module in spanned.modules())
     images = torch.ones(1, 3, 32, 32)
     assert torch.equal(copy.deepcopy(spanned)(images), spanned(images))  # evaluation asks no other rank

@@ -20,7 +20,7 @@ from trainstone.engine.distributed.collectives import barrier
 from trainstone.engine.distributed.store import Deadline, RankStore
 from trainstone.errors import DataError, LaunchError
 from trainstone.machine.interfaces import Interface
-from trainstone.machine.ranks import Meeting, Rank, read_rank
+from trainstone.machine.ranks import Rank, Rendezvous, read_rank
 
 LOOPBACK, CARD = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1")
 
@@ -35,7 +35,7 @@ def make_documents(world: int, per_host: int) -> dict[int, dict[str, Any]]:
 
 
 def compare(documents: dict[int, dict[str, Any]], world: int, arrived: tuple[int, ...] = ()) -> dict[str, Any]:
-    store = RankStore(dist.HashStore(), Rank(0, world), Meeting("n0", 20123))
+    store = RankStore(dist.HashStore(), Rank(0, world), Rendezvous("n0", 20123))
     for number in arrived:
         store.post(f"arrived/{number}", {"host": "n9"}, 1)
     return roll_call.compare_ranks(store, 45.0, Deadline.after(57), documents)
@@ -97,19 +97,19 @@ def test_list_hosts_uses_loopback_on_one_host_and_the_way_to_others_on_several(m
 
 def test_open_store_names_a_port_in_use_and_an_address_without_rank_0():
     with socket.create_server(("127.0.0.1", 0)) as other:
-        address = Meeting("127.0.0.1", other.getsockname()[1])
+        address = Rendezvous("127.0.0.1", other.getsockname()[1])
         with pytest.raises(LaunchError, match=r"rank 0 on .* cannot listen at .* another program uses this port"):
             store.open_store(Rank(0, 2), address, 5)
         with pytest.raises(LaunchError, match="what listens there does not answer as rank 0 does"):
             store.open_store(Rank(1, 2), address, 1)
     with pytest.raises(LaunchError, match=r"rank 1 on .* cannot reach rank 0 at .* Connection refused") as caught:
-        store.open_store(Rank(1, 2), Meeting("127.0.0.1", find_free_port()), 0.1)
+        store.open_store(Rank(1, 2), Rendezvous("127.0.0.1", find_free_port()), 0.1)
     assert (caught.value.hint or "").startswith("127.0.0.1 is each host itself")
 
 
 def connect_twice_and_wait(over: str) -> dict[str, Any]:
     """In each rank: connect, disconnect, connect again; then rank 1 is silent until rank 0 has waited for it."""
-    parallel = ParallelConfig(timeout_seconds=1.0, meeting_seconds=40.0)
+    parallel = ParallelConfig(timeout_seconds=1.0, rendezvous_seconds=40.0)
     with join_world(parallel) as world:
         dist.all_reduce(first := torch.ones(1), group=world.control)
     with join_world(parallel) as world:

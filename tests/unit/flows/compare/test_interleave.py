@@ -228,7 +228,7 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     path = compare("seed=1", iterations=60)
     parent = read_result(path)
     assert parent.status == read_result(path / "points/a").status == "interrupted"
-    assert parent.comparison.rows[0].judgement != "not judged"
+    assert parent.comparison.rows[0].outcome != "not assessed"
     assert parent.findings[-1].message == "stopped by SIGTERM after 6 complete rounds"
 
 
@@ -266,11 +266,11 @@ def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_the_machine_made_of_it_is_told():
-    asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=auto", "model.depth=34")}
+    requested = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=auto", "model.depth=34")}
     fitted = {"A": make("train.batch_size=4"), "B": make("train.batch_size=2", "model.depth=34")}
-    assert result.tell_unasked(asked, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
-    asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=2")}
+    assert result.describe_unrequested(requested, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
+    requested = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=2")}
     same = make("train.batch_size=2")
-    (told,) = result.tell_unasked(asked, {"A": same, "B": same})
-    assert told.startswith("in nothing")
-    assert result.tell_unasked({"A": same, "B": same}, {"A": same, "B": same}) == []
+    (message,) = result.describe_unrequested(requested, {"A": same, "B": same})
+    assert message.startswith("in nothing")
+    assert result.describe_unrequested({"A": same, "B": same}, {"A": same, "B": same}) == []

@@ -17,7 +17,7 @@ from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.engine.distributed.collectives import World
-from trainstone.engine.evaluate import judge, judge_network
+from trainstone.engine.evaluate import evaluate, evaluate_network
 from trainstone.engine.fit import count_step_work
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import build_network
@@ -27,19 +27,19 @@ from trainstone.errors import ConfigError
 from trainstone.flows import observation
 from trainstone.flows.evaluate.inference import infer_steps, run_inference
 from trainstone.flows.evaluate.load_weights import open_saved, resolve_config
-from trainstone.flows.evaluate.run import open_pictures, run_eval, tell_left_out
+from trainstone.flows.evaluate.run import describe_skipped, open_images, run_eval
 from trainstone.flows.train.start import open_both
-from trainstone.machine.ranks import ALONE, read_rank
+from trainstone.machine.ranks import SINGLE_RANK, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer, choose_timer
 from trainstone.measure.peaks import Peaks
 from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.steps import read_columns
 from trainstone.workloads.classify import CLASSIFY
-from trainstone.workloads.workload import Scored
+from trainstone.workloads.workload import EvalScores
 
 CPU = torch.device("cpu")
-WORLD = World(ALONE, CPU)
+WORLD = World(SINGLE_RANK, CPU)
 
 
 def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
@@ -63,7 +63,7 @@ def test_the_result_says_quality_and_where_weights_come_from_and_three_ranks_cou
     assert 0 < one.phases.eval_seconds <= one.phases.program_seconds
     assert one.devices[0].label == "cpu"
     assert one.machine
-    assert one.verdict.endswith(f"on 31 pictures (from step 12 of {RUN_ID})")
+    assert one.verdict.endswith(f"on 31 images (from step 12 of {RUN_ID})")
     world = 3
     answers = run_ranks(world, evaluate_here, tmp_path, str(checkpoint), str(tmp_path / "runs"))
     assert answers[1:] == [None] * (world - 1)
@@ -78,15 +78,15 @@ def test_the_result_says_quality_and_where_weights_come_from_and_three_ranks_cou
 def test_a_rest_left_out_is_told_and_not_taken_for_damaged_and_synthetic_data_cannot_be_judged_by():
     config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_rest=true"])
     opened = SimpleNamespace(source=range(50_000))
-    (found,) = tell_left_out(opened, 49_920, config)  # WMLCE's published accuracies are of so many
-    assert found.message == "80 pictures not judged: they fill no batch of 256 (eval.drop_rest)"
-    assert [one.message.split()[0] for one in tell_left_out(opened, 49_918, config)] == ["80", "2"]
-    with pytest.raises(ConfigError, match="no pictures to judge by") as refused:
-        open_pictures(make_config("data.source=synthetic"))
+    (found,) = describe_skipped(opened, 49_920, config)  # WMLCE's published accuracies are of so many
+    assert found.message == "80 images not evaluated: they fill no batch of 256 (eval.drop_rest)"
+    assert [one.message.split()[0] for one in describe_skipped(opened, 49_918, config)] == ["80", "2"]
+    with pytest.raises(ConfigError, match="no images to judge by") as refused:
+        open_images(make_config("data.source=synthetic"))
     assert "--data DIR" in str(refused.value.hint)
 
 
-def finish(going: Generator[Any, None, Tensor | None], config: Config) -> Scored:
+def finish(going: Generator[Any, None, Tensor | None], config: Config) -> EvalScores:
     return CLASSIFY.finish_eval(config, open_both(config).validation, drain(going)[1])
 
 
@@ -107,10 +107,10 @@ def test_the_average_is_judged_where_there_is_one():
     task = trained(config, 3)
     validation = open_both(config).validation
     try:
-        averaged = finish(judge(task, config, validation, WORLD, StopSignals()), config)
-        plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
+        averaged = finish(evaluate(task, config, validation, WORLD, StopSignals()), config)
+        plain = finish(evaluate_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
         task.plain.load_state_dict(task.average.tensors)
-        again = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
+        again = finish(evaluate_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
     finally:
         task.close()
     assert averaged == again
@@ -123,7 +123,7 @@ def test_the_size_of_a_batch_changes_no_count():
     found = []
     for size in (1, 7, 43, 64):
         sized = config.model_copy(update={"eval": config.eval.model_copy(update={"batch_size": size})})
-        found.append(finish(judge_network(model, sized, CPU, validation, WORLD, StopSignals()), config))
+        found.append(finish(evaluate_network(model, sized, CPU, validation, WORLD, StopSignals()), config))
     assert {one.images for one in found} == {43}
     assert len({(one.metrics["top1"], one.metrics["top5"]) for one in found}) == 1
     losses = [one.metrics["loss"] for one in found]
@@ -136,7 +136,7 @@ def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
     task, signals, seen = trained(config, 1), StopSignals(), []
     try:
         before = {name: tensor.clone() for name, tensor in task.plain.state_dict().items()}
-        going = judge(task, config, open_both(config).validation, WORLD, signals)
+        going = evaluate(task, config, open_both(config).validation, WORLD, signals)
         for progress in going:
             seen.append(progress.images)
             signals.received = "SIGTERM" if len(seen) == 3 else None

@@ -11,7 +11,7 @@ from trainstone.config.load import load_config
 from trainstone.errors import MachineError
 from trainstone.flows import observation
 from trainstone.flows.profile import run as profiling
-from trainstone.flows.profile.run import describe_profiled, judge_overhead, plan_window, run_profile
+from trainstone.flows.profile.run import assess_overhead, describe_profiled, plan_window, run_profile
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import ProfileWindow
@@ -63,8 +63,8 @@ def test_a_profile_says_where_the_steps_went(tmp_path: Path):
     assert timeline.overhead.profiled_steps == 3
     # Six before the profiler warmed up, five after it; some of them are warm-up.
     assert result.throughput.num_steps + result.throughput.steady_from_step == 6 + profiling.AFTER_STEPS
-    (told,) = (found for found in result.findings if found.code == "profiled")
-    assert told.message.startswith("steps 7 to 9 were profiled: each took ")
+    (message,) = (found for found in result.findings if found.code == "profiled")
+    assert message.message.startswith("steps 7 to 9 were profiled: each took ")
     assert "few-steps" not in [found.code for found in result.findings]
     # The roofline knows convolutions and the optimiser.
     roofline = timeline.roofline
@@ -104,7 +104,7 @@ def test_cores_need_an_nvidia_device(tmp_path: Path):
 
 def test_the_profilers_cost_is_held_against_steps_before_and_after():
     seconds = np.array([9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 1.3, 1.2, 1.0, 1.0, 1.0])
-    cost = judge_overhead(seconds, ProfileWindow(begin=6, first=7, end=9))
+    cost = assess_overhead(seconds, ProfileWindow(begin=6, first=7, end=9))
     assert cost.plain_step_seconds == 1.0
     assert cost.profiled_step_seconds == pytest.approx(1.25)
     assert cost.share == pytest.approx(0.25)
@@ -112,8 +112,8 @@ def test_the_profilers_cost_is_held_against_steps_before_and_after():
     # A profile that costs much warns of its shares.
     seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
     window = ProfileWindow(begin=5, first=5, end=7)
-    timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
-    told = describe_profiled(timeline, window)
-    assert told.severity == "warning"
-    assert "each took 50.0 % longer than 7 steps of this run" in told.message
-    assert "small operators and Python, has a larger share" in told.message
+    timeline = make_timeline("cpu").model_copy(update={"overhead": assess_overhead(seconds, window)})
+    message = describe_profiled(timeline, window)
+    assert message.severity == "warning"
+    assert "each took 50.0 % longer than 7 steps of this run" in message.message
+    assert "small operators and Python, has a larger share" in message.message

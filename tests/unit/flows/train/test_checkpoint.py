@@ -23,7 +23,7 @@ from support.builders.checkpoints import RUN_ID, STEP, make_checkpoint, make_doc
 from support.builders.checkpoints import make_config as make_demo
 from support.builders.damage import Call
 from support.builders.images import busy
-from support.builders.images import save as save_picture
+from support.builders.images import save as save_image
 from support.builders.training_runs import make_config
 from support.processes.command import LIMIT
 from trainstone.data.splits import open_split
@@ -31,7 +31,7 @@ from trainstone.data.synthetic.generated import find_stored, provide_stored
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.flows.evaluate.load_weights import Saved, check_weights, load_network, open_saved, resolve_config
+from trainstone.flows.evaluate.load_weights import SavedWeights, check_weights, load_network, open_saved, resolve_config
 from trainstone.flows.evaluate.predict import predict
 from trainstone.flows.evaluate.run import export_weights
 from trainstone.flows.train import checkpoint
@@ -126,7 +126,7 @@ def header_of(**changes: object) -> bytes:
 REFUSED = {
     "nothing": b"",
     "three bytes": b"abc",
-    "a picture": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "an image": b"\x89PNG\r\n\x1a\n" + bytes(100),
     "a header too long": struct.pack("<Q", 2**63) + b"{}",
     "a header cut off": struct.pack("<Q", 100) + b"{}",
     "too many bytes": struct.pack("<Q", 2) + b"{}xxxx",
@@ -446,23 +446,23 @@ def test_weights_of_other_tools_need_a_recipe_and_checkpoints_none(tmp_path: Pat
 
 
 @pytest.fixture
-def saved() -> Saved:
-    return Saved(Path("w.pth"), make_network(make_demo(), 5).state_dict())
+def saved() -> SavedWeights:
+    return SavedWeights(Path("w.pth"), make_network(make_demo(), 5).state_dict())
 
 
-def test_damaged_pictures_are_told_and_others_go_on(tmp_path: Path, saved: Saved):
-    good = save_picture(busy(60, 50))
+def test_damaged_images_are_told_and_others_go_on(tmp_path: Path, saved: SavedWeights):
+    good = save_image(busy(60, 50))
     files = {
         "a.jpg": good,
         "cut.jpg": good[: len(good) // 2],
-        "b.png": save_picture(busy(40, 70), "PNG"),
+        "b.png": save_image(busy(40, 70), "PNG"),
         "text.jpg": b"hello",
     }
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    asked = [tmp_path / name for name in (*files, "nowhere.jpg")]
-    found = list(predict(make_demo(), saved, asked, 3))
-    assert [one["image"] for one in found] == [str(path) for path in asked]
+    requested = [tmp_path / name for name in (*files, "nowhere.jpg")]
+    found = list(predict(make_demo(), saved, requested, 3))
+    assert [one["image"] for one in found] == [str(path) for path in requested]
     assert ["error" in one for one in found] == [False, True, False, True, True]
     for one in (found[0], found[2]):
         scores = [guess["score"] for guess in one["guesses"]]
@@ -471,7 +471,7 @@ def test_damaged_pictures_are_told_and_others_go_on(tmp_path: Path, saved: Saved
         assert 0 < sum(scores) <= 1
 
 
-def test_a_picture_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: Saved):
+def test_an_image_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: SavedWeights):
     config = make_demo()
     for _ in provide_stored(config, 1):
         pass

@@ -10,88 +10,99 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
-from trainstone.engine.distributed.stop_agreement import Agreed
-from trainstone.engine.event_schedule import Cadence
+from trainstone.engine.distributed.stop_agreement import StopDecision
+from trainstone.engine.event_schedule import EventSchedule
 from trainstone.errors import ResultError
-from trainstone.flows.train.events import Action, State, decide
-from trainstone.flows.train.state import Course
+from trainstone.flows.train.events import Action, DecisionInputs, decide
+from trainstone.flows.train.state import TrainingState
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.steps import StepRecord
 
-STOP, TIME, SECONDS, NAN = Agreed(stop=1), Agreed(time_over=1), Agreed(checkpoint=1), Agreed(nan_step=8)
+STOP, TIME, SECONDS, NAN = (
+    StopDecision(stop=1),
+    StopDecision(time_over=1),
+    StopDecision(checkpoint=1),
+    StopDecision(nan_step=8),
+)
 
 
-def make_cadence(*, every: int = 2, at: tuple[float, ...] = (), **checkpoint: Any) -> Cadence:
+def make_cadence(*, every: int = 2, at: tuple[float, ...] = (), **checkpoint: Any) -> EventSchedule:
     """An epoch of 10 steps; 4 epochs; evaluated after epochs 2 and 4; no checkpoints by schedule but the last."""
     evaluation = EvalConfig(every_epochs=every, at_epochs=at)
-    return Cadence(100, 10, evaluation, StopConfig(epochs=4.0), CheckpointConfig(**{"every_epochs": 0.0, **checkpoint}))
+    return EventSchedule(
+        100, 10, evaluation, StopConfig(epochs=4.0), CheckpointConfig(**{"every_epochs": 0.0, **checkpoint})
+    )
 
 
-def trained(done: int, **others: Any) -> State:
+def trained(done: int, **others: Any) -> DecisionInputs:
     """The state right after steps."""
-    return State(done, **{"saved": False, **others})
+    return DecisionInputs(done, **{"saved": False, **others})
 
 
-CASES: dict[str, tuple[State, Agreed, str]] = {
+CASES: dict[str, tuple[DecisionInputs, StopDecision, str]] = {
     # Start
-    "a new run trains": (State(0), Agreed(), "train"),
-    "a resumed run trains": (State(7), Agreed(), "train"),
-    "a resumed run that has its evaluation trains": (State(20, evaluated=True, is_best=True), Agreed(), "train"),
-    "an evaluation lost to a signal comes before the first step": (State(20), Agreed(), "evaluate"),
-    "also at the last step": (State(40), Agreed(), "evaluate"),
-    "a resumed run that has reached its target ends": (State(7, reached=True), Agreed(), "end"),
-    "a resumed run that has everything ends": (State(40, evaluated=True), Agreed(), "end"),
-    "a resumed run beyond a shortened end is evaluated": (State(45), Agreed(), "evaluate"),
+    "a new run trains": (DecisionInputs(0), StopDecision(), "train"),
+    "a resumed run trains": (DecisionInputs(7), StopDecision(), "train"),
+    "a resumed run that has its evaluation trains": (
+        DecisionInputs(20, evaluated=True, is_best=True),
+        StopDecision(),
+        "train",
+    ),
+    "an evaluation lost to a signal comes before the first step": (DecisionInputs(20), StopDecision(), "evaluate"),
+    "also at the last step": (DecisionInputs(40), StopDecision(), "evaluate"),
+    "a resumed run that has reached its target ends": (DecisionInputs(7, reached=True), StopDecision(), "end"),
+    "a resumed run that has everything ends": (DecisionInputs(40, evaluated=True), StopDecision(), "end"),
+    "a resumed run beyond a shortened end is evaluated": (DecisionInputs(45), StopDecision(), "evaluate"),
     # Evaluate
-    "an evaluation is due": (trained(20), Agreed(), "evaluate"),
-    "none is due at the end of other epochs": (trained(10), Agreed(), "train"),
-    "none without validation data": (trained(20, has_validation=False), Agreed(), "train"),
+    "an evaluation is due": (trained(20), StopDecision(), "evaluate"),
+    "none is due at the end of other epochs": (trained(10), StopDecision(), "train"),
+    "none without validation data": (trained(20, has_validation=False), StopDecision(), "train"),
     "none on a signal": (trained(20), STOP, "checkpoint"),
     "one when the time is over": (trained(7), TIME, "evaluate"),
     "none when the time is over on a signal": (trained(7), STOP._replace(time_over=1), "checkpoint"),
     "none because a checkpoint is": (trained(7), SECONDS, "checkpoint"),
-    "one at the last step": (trained(40), Agreed(), "evaluate"),
-    "only one": (trained(20, evaluated=True), Agreed(), "train"),
+    "one at the last step": (trained(40), StopDecision(), "evaluate"),
+    "only one": (trained(20, evaluated=True), StopDecision(), "train"),
     "not again when the time is over": (trained(20, evaluated=True), TIME, "checkpoint"),
     "not again while its scores are pending": (trained(20, pending=20), SECONDS, "checkpoint"),
-    "none once the target is reached": (trained(20, reached=True), Agreed(), "checkpoint"),
+    "none once the target is reached": (trained(20, reached=True), StopDecision(), "checkpoint"),
     # Collect (eval.async)
-    "scores can wait within the epoch": (trained(27, pending=20), Agreed(), "train"),
-    "scores are collected an epoch later": (trained(30, pending=20), Agreed(), "collect"),
-    "scores from within an epoch are collected at its end": (trained(30, pending=27), Agreed(), "collect"),
-    "before the next evaluation": (trained(40, pending=31), Agreed(), "collect"),
+    "scores can wait within the epoch": (trained(27, pending=20), StopDecision(), "train"),
+    "scores are collected an epoch later": (trained(30, pending=20), StopDecision(), "collect"),
+    "scores from within an epoch are collected at its end": (trained(30, pending=27), StopDecision(), "collect"),
+    "before the next evaluation": (trained(40, pending=31), StopDecision(), "collect"),
     "before the evaluation at the end of the time": (trained(27, pending=20), TIME, "collect"),
     "before a later checkpoint": (trained(27, pending=20), SECONDS, "collect"),
     "before the checkpoint on a signal": (trained(27, pending=20), STOP, "collect"),
     "on a signal that came with the evaluation": (trained(20, pending=20), STOP, "collect"),
     "at once when the evaluation used up the time": (trained(20, pending=20), TIME, "collect"),
-    "at once at the last step": (trained(40, pending=40), Agreed(), "collect"),
+    "at once at the last step": (trained(40, pending=40), StopDecision(), "collect"),
     "before a NaN step fails the run": (trained(27, pending=20), NAN, "collect"),
     # Checkpoint
     "by time": (trained(10), SECONDS, "checkpoint"),
-    "of the best": (trained(20, evaluated=True, is_best=True), Agreed(), "checkpoint"),
-    "not of a worse one": (trained(20, evaluated=True), Agreed(), "train"),
-    "of what may turn out to be the best": (trained(20, pending=20), Agreed(), "checkpoint"),
+    "of the best": (trained(20, evaluated=True, is_best=True), StopDecision(), "checkpoint"),
+    "not of a worse one": (trained(20, evaluated=True), StopDecision(), "train"),
+    "of what may turn out to be the best": (trained(20, pending=20), StopDecision(), "checkpoint"),
     "on a signal": (trained(7), STOP, "checkpoint"),
     "when the time is over": (trained(7, evaluated=True), TIME, "checkpoint"),
-    "when the target is reached": (trained(7, reached=True), Agreed(), "checkpoint"),
-    "at the last step": (trained(40, evaluated=True), Agreed(), "checkpoint"),
-    "after an evaluation that a signal broke off": (replace(State(20), saved=False), STOP, "checkpoint"),
-    "only one by time": (State(10), SECONDS, "train"),
-    "only one of the best": (State(20, evaluated=True, is_best=True), SECONDS, "train"),
-    "only one while scores are pending": (State(20, pending=20), SECONDS, "train"),
+    "when the target is reached": (trained(7, reached=True), StopDecision(), "checkpoint"),
+    "at the last step": (trained(40, evaluated=True), StopDecision(), "checkpoint"),
+    "after an evaluation that a signal broke off": (replace(DecisionInputs(20), saved=False), STOP, "checkpoint"),
+    "only one by time": (DecisionInputs(10), SECONDS, "train"),
+    "only one of the best": (DecisionInputs(20, evaluated=True, is_best=True), SECONDS, "train"),
+    "only one while scores are pending": (DecisionInputs(20, pending=20), SECONDS, "train"),
     # End
-    "on a signal it ends": (State(7), STOP, "end"),
-    "when the time is over it ends": (State(7, evaluated=True), TIME, "end"),
-    "with the target it ends": (State(20, evaluated=True, reached=True), Agreed(), "end"),
-    "after the last step it ends": (State(40, evaluated=True), Agreed(), "end"),
-    "without validation data too": (State(40, has_validation=False), Agreed(), "end"),
-    "the target counts more than a signal": (State(20, evaluated=True, reached=True), STOP, "end"),
-    "a signal counts more than the last step": (State(40), STOP, "end"),
-    "a signal counts more than the time": (State(7), STOP._replace(time_over=1), "end"),
+    "on a signal it ends": (DecisionInputs(7), STOP, "end"),
+    "when the time is over it ends": (DecisionInputs(7, evaluated=True), TIME, "end"),
+    "with the target it ends": (DecisionInputs(20, evaluated=True, reached=True), StopDecision(), "end"),
+    "after the last step it ends": (DecisionInputs(40, evaluated=True), StopDecision(), "end"),
+    "without validation data too": (DecisionInputs(40, has_validation=False), StopDecision(), "end"),
+    "the target counts more than a signal": (DecisionInputs(20, evaluated=True, reached=True), STOP, "end"),
+    "a signal counts more than the last step": (DecisionInputs(40), STOP, "end"),
+    "a signal counts more than the time": (DecisionInputs(7), STOP._replace(time_over=1), "end"),
     # NaN
     "a NaN step fails": (trained(8), NAN, "fail"),
-    "also on a signal, at the end, or with a checkpoint due": (trained(40), Agreed(41, 1, 1, 1), "fail"),
+    "also on a signal, at the end, or with a checkpoint due": (trained(40), StopDecision(41, 1, 1, 1), "fail"),
 }
 
 
@@ -105,10 +116,10 @@ def test_decide_follows_the_rules(case: str):
     ("changes", "state", "expected"),
     [
         ({"every_epochs": 1.0}, trained(10), "checkpoint"),
-        ({"every_epochs": 1.0}, State(10), "train"),
+        ({"every_epochs": 1.0}, DecisionInputs(10), "train"),
         ({"every_epochs": 1.0}, trained(20), "evaluate"),  # first, so that its scores are in the checkpoint
         ({"every_epochs": 1.0}, trained(10, pending=9), "collect"),
-        ({"every_steps": 3}, State(0), "train"),
+        ({"every_steps": 3}, DecisionInputs(0), "train"),
         ({"every_steps": 3}, trained(9), "checkpoint"),
         ({"every_steps": 3}, trained(21, pending=20), "collect"),
         ({"every_steps": 3}, trained(22, pending=20), "train"),
@@ -121,12 +132,12 @@ def test_decide_follows_the_rules(case: str):
         ({"every": 0}, trained(40), "evaluate"),
     ],
 )
-def test_decide_follows_the_schedule(changes: dict[str, Any], state: State, expected: Action):
-    assert decide(state, Agreed(), make_cadence(**changes)) == expected
+def test_decide_follows_the_schedule(changes: dict[str, Any], state: DecisionInputs, expected: Action):
+    assert decide(state, StopDecision(), make_cadence(**changes)) == expected
 
 
 @st.composite
-def cadences(draw: st.DrawFn) -> Cadence:
+def cadences(draw: st.DrawFn) -> EventSchedule:
     every = draw(st.integers(1, 4))
     evaluation = EvalConfig(
         every_epochs=every,
@@ -136,23 +147,23 @@ def cadences(draw: st.DrawFn) -> Cadence:
     stop = StopConfig(epochs=draw(st.sampled_from((0.1, 0.5, 1.0, 2.7, 5.0))), steps=draw(st.integers(0, 30)))
     parts = st.sampled_from((0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0))
     checkpoint = CheckpointConfig(every_epochs=draw(parts), every_steps=draw(st.integers(0, 7)))
-    return Cadence(draw(st.integers(1, 40)), draw(st.integers(1, 60)), evaluation, stop, checkpoint)
+    return EventSchedule(draw(st.integers(1, 40)), draw(st.integers(1, 60)), evaluation, stop, checkpoint)
 
 
-def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
-    """Take picture after picture; return the last step, and the steps after which is evaluated and saved."""
-    evaluation, checkpoint = cadence.eval, cadence.checkpoint
+def simulate(schedule: EventSchedule) -> tuple[int, set[int], set[int]]:
+    """Take image after image; return the last step, and the steps after which is evaluated and saved."""
+    evaluation, checkpoint = schedule.eval, schedule.checkpoint
     offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
-    part = Fraction(str(checkpoint.every_epochs)) * cadence.pictures
-    wanted = Fraction(str(cadence.stop.epochs)) * cadence.pictures
-    listed = [Fraction(str(epoch)) * cadence.pictures for epoch in evaluation.at_epochs]
+    part = Fraction(str(checkpoint.every_epochs)) * schedule.images
+    wanted = Fraction(str(schedule.stop.epochs)) * schedule.images
+    listed = [Fraction(str(epoch)) * schedule.images for epoch in evaluation.at_epochs]
     evaluated, saved = set(), set()
     taken, epochs, parts, step = 0, 0, 0, 0
     while True:
         step += 1
-        for _ in range(cadence.global_batch):
+        for _ in range(schedule.global_batch):
             taken += 1
-            if taken % cadence.pictures == 0:
+            if taken % schedule.images == 0:
                 if not listed and epochs % evaluation.every_epochs == offset:
                     evaluated.add(step)
                 epochs += 1
@@ -162,17 +173,17 @@ def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
                 saved.add(step)
         if checkpoint.every_steps and step % checkpoint.every_steps == 0:
             saved.add(step)
-        if taken >= wanted or step == cadence.stop.steps:
+        if taken >= wanted or step == schedule.stop.steps:
             return step, evaluated | {step}, saved | {step}
 
 
 @given(cadences())
-def test_it_agrees_with_counting_picture_by_picture(cadence: Cadence):
-    last, evaluated, saved = simulate(cadence)
-    assert cadence.last_step == last
+def test_it_agrees_with_counting_image_by_image(schedule: EventSchedule):
+    last, evaluated, saved = simulate(schedule)
+    assert schedule.last_step == last
     steps = range(1, last + 1)
-    assert {step for step in steps if cadence.evaluates_after(step)} == evaluated
-    assert {step for step in steps if cadence.checkpoints_after(step)} == saved
+    assert {step for step in steps if schedule.evaluates_after(step)} == evaluated
+    assert {step for step in steps if schedule.checkpoints_after(step)} == saved
 
 
 RHYTHM, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset": 0, "at_epochs": (4.0, 7.0)}
@@ -192,21 +203,21 @@ RHYTHM, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset":
     ],
 )
 def test_the_end_is_left_out_only_of_a_whole_run_that_was_judged(when: dict, how: dict, expected: list[int]):
-    cadence = Cadence(10, 10, EvalConfig(**when, at_end=False), StopConfig(**how), CheckpointConfig())
-    assert [done for done in range(1, cadence.last_step + 1) if cadence.evaluates_after(done)] == expected
+    schedule = EventSchedule(10, 10, EvalConfig(**when, at_end=False), StopConfig(**how), CheckpointConfig())
+    assert [done for done in range(1, schedule.last_step + 1) if schedule.evaluates_after(done)] == expected
 
 
-def judged(step: int, top1: float, seconds: float = 1.0) -> Evaluation:
+def evaluated(step: int, top1: float, seconds: float = 1.0) -> Evaluation:
     metrics = {"top1": top1, "top5": 1.0}
     return Evaluation(epoch=step / 10, step=step, seconds=seconds, eval_seconds=0.5, metrics=metrics, images=7)
 
 
-def make_course(*evaluations: Evaluation) -> Course:
-    course = Course("top1", pictures=100, global_batch=10)
+def make_course(*evaluations: Evaluation) -> TrainingState:
+    run_state = TrainingState("top1", images=100, global_batch=10)
     for one in evaluations:
-        course.history.append(one)
-        course.done = one.step
-    return course
+        run_state.history.append(one)
+        run_state.done = one.step
+    return run_state
 
 
 def record(step: int, seconds: float, loss: float = 2.0) -> StepRecord:
@@ -214,38 +225,38 @@ def record(step: int, seconds: float, loss: float = 2.0) -> StepRecord:
 
 
 def test_course_takes_the_first_of_equal_evaluations_for_the_best_and_any_for_the_target():
-    course = make_course(judged(10, 0.5), judged(20, 0.5))
-    assert course.best.step == 10
-    assert not course.is_best_now
-    assert make_course(judged(10, 0.5), judged(20, 0.6)).is_best_now
-    course = make_course(judged(10, 0.5))
-    assert course.has_reached(0.5)
-    assert not course.has_reached(0.51)
-    assert not course.has_reached(None)
-    course.add_step(record(10, 0.1))
-    assert course.has_reached(0.5)  # a target that was lowered for a resumed run
-    assert not course.judged_now
+    run_state = make_course(evaluated(10, 0.5), evaluated(20, 0.5))
+    assert run_state.best.step == 10
+    assert not run_state.is_best_now
+    assert make_course(evaluated(10, 0.5), evaluated(20, 0.6)).is_best_now
+    run_state = make_course(evaluated(10, 0.5))
+    assert run_state.has_reached(0.5)
+    assert not run_state.has_reached(0.51)
+    assert not run_state.has_reached(None)
+    run_state.add_step(record(10, 0.1))
+    assert run_state.has_reached(0.5)  # a target that was lowered for a resumed run
+    assert not run_state.evaluated_now
 
 
 def test_quality_is_of_the_evaluation_that_reached_the_target_first():
-    course = make_course(judged(10, 0.5, 3.0), judged(20, 0.7, 6.0), judged(30, 0.9, 9.0))
-    quality = course.quality(EvalConfig(target=0.6))
+    run_state = make_course(evaluated(10, 0.5, 3.0), evaluated(20, 0.7, 6.0), evaluated(30, 0.9, 9.0))
+    quality = run_state.quality(EvalConfig(target=0.6))
     assert (quality.value, quality.seconds_to_target) == (0.7, 6.0)
-    quality = course.quality(EvalConfig(target=0.95))
+    quality = run_state.quality(EvalConfig(target=0.95))
     assert (quality.value, quality.seconds_to_target, quality.epochs) == (0.9, None, 3.0)
     assert make_course().quality(EvalConfig()) is None
 
 
 def test_a_course_goes_on_from_what_it_wrote():
-    course = make_course(judged(10, 0.5), judged(20, 0.7))
+    run_state = make_course(evaluated(10, 0.5), evaluated(20, 0.7))
     for step in (20, 21):
-        course.add_step(record(step, 0.5))
-    course.checkpoint_seconds = 0.25
-    document = json.loads(json.dumps(course.document()))
-    later = Course("top1", 100, 10, starts=2)
+        run_state.add_step(record(step, 0.5))
+    run_state.checkpoint_seconds = 0.25
+    document = json.loads(json.dumps(run_state.document()))
+    later = TrainingState("top1", 100, 10, starts=2)
     later.go_on_from(document, "there")
     assert (later.done, later.starts) == (22, 2)
-    assert (later.history, later.phases()) == (course.history, course.phases())
+    assert (later.history, later.phases()) == (run_state.history, run_state.phases())
     assert later.clock() >= later.seconds_before == later.saved_at_seconds == document["seconds"]
 
 
@@ -253,6 +264,6 @@ def test_a_course_goes_on_from_what_it_wrote():
     "change", [{"step": None}, {"seconds": "soon"}, {"history": [{"step": 1}]}, {"history": 7}, {"train_seconds": [1]}]
 )
 def test_a_document_that_does_not_say_how_far_it_was_is_refused(change: dict[str, object]):
-    document = {**make_course(judged(10, 0.5)).document(), **change}
+    document = {**make_course(evaluated(10, 0.5)).document(), **change}
     with pytest.raises(ResultError, match=r"^there does not say how far the run was"):
-        Course("top1", 100, 10).go_on_from(document, "there")
+        TrainingState("top1", 100, 10).go_on_from(document, "there")

@@ -21,18 +21,18 @@ from trainstone.engine.optim import LossScale
 from trainstone.errors import DataError, OutOfMemoryError, ResultError, RunError
 from trainstone.flows import prepare
 from trainstone.flows.lifecycle import lifecycle
-from trainstone.flows.prepare import find_seats
+from trainstone.flows.prepare import find_placements
 from trainstone.flows.train import checkpoint, loop
 from trainstone.flows.train import run as train_flow
 from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.flows.train.result import has_one_clock
-from trainstone.flows.train.start import list_doubts, open_both
-from trainstone.flows.train.state import Course
+from trainstone.flows.train.start import list_warnings, open_both
+from trainstone.flows.train.state import TrainingState
 from trainstone.formats.mllog import parse_line
 from trainstone.machine.ranks import Rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import Sink
-from trainstone.originals.output_file import Seat
+from trainstone.originals.output_file import RankPlacement
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import RunFolder, create_run, read_result, reopen_run
 from trainstone.results.steps import read_columns
@@ -65,36 +65,36 @@ def stop_and_resume(
 def pretend(top1: float, loss: float = 0.0, images: int = 11) -> Callable[..., Iterator[Progress]]:
     """An evaluation of images with so many right ones, whatever the network."""
 
-    def judge(*_: Any) -> Any:
+    def evaluator(*_: Any) -> Any:
         yield Progress("evaluating")
         return torch.tensor([[images * top1, images, images * loss, images]], dtype=torch.float64)
 
-    return judge
+    return evaluator
 
 
 def test_an_evaluation_that_a_signal_took_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 12)
     assert stopped.document["step"] == 12
-    assert stopped.judged == []
-    assert [step for _, step, _, _ in resumed.judged] == [12, 24]
+    assert stopped.evaluated == []
+    assert [step for _, step, _, _ in resumed.evaluated] == [12, 24]
     assert_same(resumed, whole)
 
 
 def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = make_config(**(QUICK | {"eval.batch_size": 1}))
     whole = train_here(config, tmp_path / "whole", monkeypatch)
-    judged: list[int] = []
+    evaluated: list[int] = []
 
     def act(progress: Progress) -> None:
         if progress.phase == "evaluating":
-            judged.append(progress.images or 0)
-            if len(judged) == 4:
+            evaluated.append(progress.images or 0)
+            if len(evaluated) == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     run = train_here(config, tmp_path / "stopped", monkeypatch, act=act)
-    assert judged == [1, 2, 3, 4]
+    assert evaluated == [1, 2, 3, 4]
     stopped = read_learned(run.path)
-    assert (stopped.result.status, stopped.document["step"], stopped.judged) == ("interrupted", 12, [])
+    assert (stopped.result.status, stopped.document["step"], stopped.evaluated) == ("interrupted", 12, [])
     assert (stopped.result.phases.eval_seconds or 0) > 0
     train_here(config, run.path, monkeypatch, resume=True)
     assert_same(read_learned(run.path), read_learned(whole.path))
@@ -102,7 +102,7 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(loop, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(loop, "evaluate", lambda *_: pretend(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
@@ -121,9 +121,9 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "judge", pretend(0.0, float("nan")))
+    monkeypatch.setattr(loop, "evaluate", pretend(0.0, float("nan")))
     learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
-    assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 1.0}]
+    assert [metrics for _, _, _, metrics in learned.evaluated] == [{"top1": 0.0, "top5": 1.0}]
 
 
 def test_more_epochs_go_on_where_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -137,8 +137,8 @@ def test_more_epochs_go_on_where_a_run_ended(tmp_path: Path, monkeypatch: pytest
 
 def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(LossScale, "value", 1024.0)
-    told = r"at step \d+ \(learning rate .*, loss scale 1024\); there is no checkpoint yet$"
-    with pytest.raises(RunError, match=told):
+    message = r"at step \d+ \(learning rate .*, loss scale 1024\); there is no checkpoint yet$"
+    with pytest.raises(RunError, match=message):
         train(tmp_path, monkeypatch, **{"optimizer.learning_rate": 1e12})
     (run,) = tmp_path.iterdir()
     assert read_result(run).status == "failed"
@@ -174,14 +174,14 @@ def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest
     late = train(tmp_path / "late", monkeypatch, **ASYNC)
     at_once = train(tmp_path / "once", monkeypatch, **(ASYNC | {"eval.async": False}))
     first, second = read_learned(late.path), read_learned(at_once.path)
-    assert [one[1:] for one in first.judged] == [one[1:] for one in second.judged]
-    assert [step for _, step, _, _ in first.judged] == [3, 6, 9, 12]
+    assert [one[1:] for one in first.evaluated] == [one[1:] for one in second.evaluated]
+    assert [step for _, step, _, _ in first.evaluated] == [3, 6, 9, 12]
     assert all(tensor.equal(second.tensors[name]) for name, tensor in first.tensors.items())
 
 
 def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.6, 0.9, 0.9])
-    monkeypatch.setattr(loop, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(loop, "evaluate", lambda *_: pretend(next(found))())
     run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
     quality = run.result.quality
     assert (run.result.status, quality.value, quality.steps) == ("target_reached", 0.6, 9)
@@ -189,9 +189,9 @@ def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypa
     assert next(found) == 0.9  # the third was not begun: it ended before
     assert read_checkpoint(run.path / "checkpoints/best.safetensors").document["step"] == 6
     events = [parse_line(line) for line in (run.path / "mlperf.log").read_text().splitlines()]
-    told = [(one.key, one.metadata.get("epoch_num")) for one in events if one and "epoch_num" in one.metadata]
-    told = [one for one in told if one[0].startswith("eval")]
-    assert told == [(key, epoch) for epoch in (1, 2) for key in ("eval_start", "eval_stop", "eval_accuracy")]
+    message = [(one.key, one.metadata.get("epoch_num")) for one in events if one and "epoch_num" in one.metadata]
+    message = [one for one in message if one[0].startswith("eval")]
+    assert message == [(key, epoch) for epoch in (1, 2) for key in ("eval_start", "eval_stop", "eval_accuracy")]
     assert (events[-1].key, events[-1].metadata["status"]) == ("run_stop", "success")
 
 
@@ -206,7 +206,7 @@ ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "judge", pretend(0.5, images=9))  # two of eleven could not be read
+    monkeypatch.setattr(loop, "evaluate", pretend(0.5, images=9))  # two of eleven could not be read
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"
@@ -253,7 +253,7 @@ def test_a_start_without_a_step_is_judged_too(tmp_path: Path, monkeypatch: pytes
 )
 def test_energy_is_that_of_a_single_start(starts: int, times: tuple[float, ...], counted: bool):
     samples = [TelemetrySample(time_seconds=t, step=0, energy_joules=10.0 * n) for n, t in enumerate(times)]
-    assert has_one_clock(Course("top1", 96, 8, starts=starts), samples) == counted
+    assert has_one_clock(TrainingState("top1", 96, 8, starts=starts), samples) == counted
 
 
 CPU = torch.device("cpu")
@@ -269,31 +269,37 @@ def make_splits(root: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         (("train",), "has one split, train: nothing is left to validate with"),
         (("val",), "has one split, val: nothing is left to validate with"),
         (("train", "test"), "has no split val; there: train, test"),
     ],
 )
-def test_a_set_without_a_split_to_validate_with_can_only_be_trained_on(tmp_path: Path, names: tuple, told: str):
+def test_a_set_without_a_split_to_validate_with_can_only_be_trained_on(tmp_path: Path, names: tuple, message: str):
     config = make_original(make_splits(tmp_path / "set", *names))
-    pictures = open_both(config)
-    assert (len(pictures.training.source), pictures.validation) == (4, None)
-    *_, doubt = list_doubts(config, pictures, 256, Rank(0, 1))
-    assert (doubt.code, doubt.severity) == ("not-evaluated", "info")
-    assert f"nothing to validate with (splits: {', '.join(names)})" in doubt.message
+    images = open_both(config)
+    assert (len(images.training.source), images.validation) == (4, None)
+    *_, warning = list_warnings(config, images, 256, Rank(0, 1))
+    assert (warning.code, warning.severity) == ("not-evaluated", "info")
+    assert f"nothing to validate with (splits: {', '.join(names)})" in warning.message
     for setting in ("eval.target=0.5", "eval.every_epochs=2"):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             open_both(make_original(tmp_path / "set", setting))
 
 
 def test_devices_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch):
-    told: list[Any] = [[{"host": host} for host in ("a", "a", "b", "b", "a")], None]
-    monkeypatch.setattr(prepare, "gather", lambda _world, _mine: told.pop(0))
-    seats = (Seat("a", 0), Seat("a", 1), Seat("b", 0), Seat("b", 1), Seat("a", 2))
-    assert find_seats(World(Rank(0, 5), CPU, control="others")) == seats
-    assert find_seats(World(Rank(1, 5), CPU, control="others")) == ()
+    message: list[Any] = [[{"host": host} for host in ("a", "a", "b", "b", "a")], None]
+    monkeypatch.setattr(prepare, "gather", lambda _world, _mine: message.pop(0))
+    placements = (
+        RankPlacement("a", 0),
+        RankPlacement("a", 1),
+        RankPlacement("b", 0),
+        RankPlacement("b", 1),
+        RankPlacement("a", 2),
+    )
+    assert find_placements(World(Rank(0, 5), CPU, control="others")) == placements
+    assert find_placements(World(Rank(1, 5), CPU, control="others")) == ()
 
 
 @pytest.fixture

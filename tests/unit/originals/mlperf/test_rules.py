@@ -26,18 +26,18 @@ from trainstone.originals.mlperf.rules import RunSizes
 from trainstone.originals.mlperf.training_log import choose_division, measure_sizes
 
 RESNET = SimpleNamespace(
-    rules=mlperf.BENCHMARKS["classify"], load=load_mlperf, pictures=IMAGENET, recipe="resnet50-mlperf"
+    rules=mlperf.BENCHMARKS["classify"], load=load_mlperf, images=IMAGENET, recipe="resnet50-mlperf"
 )
-SSD = SimpleNamespace(rules=mlperf.BENCHMARKS["detect"], load=load_ssd, pictures=COCO, recipe="ssd300-mlperf")
+SSD = SimpleNamespace(rules=mlperf.BENCHMARKS["detect"], load=load_ssd, images=COCO, recipe="ssd300-mlperf")
 SGD = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
 
 
-def sizes_of(config, pictures: tuple[int, int] = IMAGENET, ranks: int = 8) -> RunSizes:
-    return measure_sizes(config, *pictures, Rank(0, ranks))
+def sizes_of(config, images: tuple[int, int] = IMAGENET, ranks: int = 8) -> RunSizes:
+    return measure_sizes(config, *images, Rank(0, ranks))
 
 
 def choose(what: SimpleNamespace, config, **changes) -> tuple[str, list[str]]:
-    return choose_division(config, sizes_of(config, **{"pictures": what.pictures, **changes}))
+    return choose_division(config, sizes_of(config, **{"images": what.images, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_every_system_of_a_recipe_is_closed(what: SimpleNamespace, defects: str)
     for system in systems:
         config = load_config(what.recipe, system=system, settings=settings)
         ranks = config.nodes * config.devices_per_node
-        assert what.rules.find_departures(config, sizes_of(config, what.pictures, ranks)) == [], system
+        assert what.rules.find_departures(config, sizes_of(config, what.images, ranks)) == [], system
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_every_system_of_a_recipe_is_closed(what: SimpleNamespace, defects: str)
         (RESNET, {"train__label_smoothing": 0.2}, "train.label_smoothing"),
         (RESNET, {"eval__target": 0.758}, "eval.target = 0.758"),
         (RESNET, {"eval__every_epochs": 1, "eval__offset": 0}, "eval.every_epochs"),
-        (RESNET, {"schedule__pictures": 1000}, "schedule.pictures = 1000"),
+        (RESNET, {"schedule__images": 1000}, "schedule.images = 1000"),
         (RESNET, {"schedule__warm_up_offset": False}, "schedule.warm_up_offset = false, not true"),
         (RESNET, {"optimizer__weight_decay": 3.0517578125e-05}, "weight decay 3.05176e-05"),
         (RESNET, {"optimizer__weight_decay": 0.0}, "weight decay 0"),
@@ -114,7 +114,7 @@ def test_each_departure_makes_it_open_and_is_told(what: SimpleNamespace, changes
 
 
 @pytest.mark.parametrize(
-    ("what", "pictures", "division"),
+    ("what", "images", "division"),
     [
         (RESNET, (100_000, 10_000), "open"),
         (SSD, (117_266, 4_952), "closed"),
@@ -122,10 +122,10 @@ def test_each_departure_makes_it_open_and_is_told(what: SimpleNamespace, changes
         (SSD, (117_266, 500), "open"),
     ],
 )
-def test_other_pictures_make_it_open(what: SimpleNamespace, pictures: tuple[int, int], division: str):
-    found, told = choose(what, what.load(), pictures=pictures)
-    assert (found, len(told)) == (division, int(division == "open"))
-    assert all(f"{pictures[0]:,} and {pictures[1]:,} pictures" in one for one in told)
+def test_other_images_make_it_open(what: SimpleNamespace, images: tuple[int, int], division: str):
+    found, message = choose(what, what.load(), images=images)
+    assert (found, len(message)) == (division, int(division == "open"))
+    assert all(f"{images[0]:,} and {images[1]:,} images" in one for one in message)
 
 
 def test_values_of_lars_are_the_published_ones():
@@ -215,7 +215,7 @@ def test_the_real_checker_refuses_a_closed_log_below_the_target_and_takes_an_ope
     assert not passed
     assert "0.230" in said
     small = {"model__depth": 18, "stop__epochs": 3.0, "eval__at_epochs": [2.0, 3.0], "eval__target": 0.01}
-    write_ssd_log(tmp_path / "b.log", pictures=(600, 100), epochs=3, reached=0.0123, batch=16, **small)
+    write_ssd_log(tmp_path / "b.log", images=(600, 100), epochs=3, reached=0.0123, batch=16, **small)
     assert "open" in [event.value for event in read_mllog(tmp_path / "b.log") if event.key == "submission_division"]
     passed, said = check_log(tmp_path / "b.log", "1.0.0")
     assert passed, said

@@ -8,7 +8,7 @@ import pytest
 
 from support.builders.mlperf_logs import BEGAN, IMAGENET, Clock, load_mlperf, open_made_log, write_closed_log
 from trainstone.config.schema import change_section
-from trainstone.engine.event_schedule import Cadence
+from trainstone.engine.event_schedule import EventSchedule
 from trainstone.formats.mllog import Event, format_line, read_mllog
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
@@ -24,12 +24,12 @@ RunLog = Callable[..., MlperfLog]
 
 @pytest.fixture
 def open_log(tmp_path: Path) -> RunLog:
-    """A log of a run with 40 pictures, 4 steps an epoch, judged after epochs 2, 4, 6."""
+    """A log of a run with 40 images, 4 steps an epoch, judged after epochs 2, 4, 6."""
 
-    def open_one(pictures: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
+    def open_one(images: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
         config = load_mlperf(**USUAL | changes)
-        cadence = Cadence(pictures, BATCH, config.eval, config.stop, config.checkpoint)
-        return open_made_log(tmp_path / "mlperf.log", config, 1, SMALL, cadence=cadence, clock=clock)
+        event_schedule = EventSchedule(images, BATCH, config.eval, config.stop, config.checkpoint)
+        return open_made_log(tmp_path / "mlperf.log", config, 1, SMALL, event_schedule=event_schedule, clock=clock)
 
     return open_one
 
@@ -41,10 +41,12 @@ def make_steps(log: MlperfLog, first: int, end: int) -> None:
         log.step(StepRecord(step, 0, float(step), 0.0, 1.0, BATCH, 1.0, 0.1))
 
 
-def judge(log: MlperfLog, done: int, top1: float = 0.5) -> None:
+def evaluate(log: MlperfLog, done: int, top1: float = 0.5) -> None:
     log.begin_evaluation(done)
-    judged = Evaluation(epoch=1, step=done, seconds=1, eval_seconds=1, metrics={"top1": top1, "top5": 1.0}, images=40)
-    log.evaluation(judged)
+    evaluated = Evaluation(
+        epoch=1, step=done, seconds=1, eval_seconds=1, metrics={"top1": top1, "top5": 1.0}, images=40
+    )
+    log.evaluation(evaluated)
 
 
 def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> None:
@@ -52,7 +54,7 @@ def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> No
     for epoch in range(first, last + 1):
         make_steps(log, 4 * epoch - 4, 4 * epoch)
         if epoch % 2 == 0:
-            judge(log, 4 * epoch, top1)
+            evaluate(log, 4 * epoch, top1)
 
 
 def read_body(path: Path) -> list[Event]:
@@ -106,13 +108,13 @@ def test_epochs_blocks_and_evaluations_come_in_order(open_log: RunLog, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("defects", "pictures", "rate"), [(True, 1281167, 1281167 / 4), (False, 1281167, 10.0), (True, None, 10.0)]
+    ("defects", "images", "rate"), [(True, 1281167, 1281167 / 4), (False, 1281167, 10.0), (True, None, 10.0)]
 )
 def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
-    open_log: RunLog, tmp_path: Path, defects: bool, pictures: int | None, rate: float
+    open_log: RunLog, tmp_path: Path, defects: bool, images: int | None, rate: float
 ):
     with open_log() as log:
-        log._config = change_section(load_mlperf(**USUAL, original_defects=defects), "schedule", pictures=pictures)
+        log._config = change_section(load_mlperf(**USUAL, original_defects=defects), "schedule", images=images)
         log.begin()
         make_steps(log, 0, 4)
     stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
@@ -166,35 +168,35 @@ def find_disorder(events: list[Event]) -> list[str]:
 
 def run_all(log: MlperfLog) -> None:
     """As to_target.py does, to the end."""
-    cadence, done = log._cadence, 0
-    while done < cadence.last_step:
-        end = cadence.next_event(done)
+    event_schedule, done = log._event_schedule, 0
+    while done < event_schedule.last_step:
+        end = event_schedule.next_event(done)
         make_steps(log, done, end)
         done = end
-        if cadence.evaluates_after(done):
-            judge(log, done)
+        if event_schedule.evaluates_after(done):
+            evaluate(log, done)
     log.finish("target_missed")
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])
-@pytest.mark.parametrize("pictures", [1, 3, 6, 7, 13, 25])
+@pytest.mark.parametrize("images", [1, 3, 6, 7, 13, 25])
 def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
-    open_log: RunLog, tmp_path: Path, pictures: int, every: int
+    open_log: RunLog, tmp_path: Path, images: int, every: int
 ):
-    judged = {"eval__every_epochs": every, "eval__offset": max(0, every - 2)}
-    with open_log(pictures, **judged) as log:
+    evaluated = {"eval__every_epochs": every, "eval__offset": max(0, every - 2)}
+    with open_log(images, **evaluated) as log:
         log.begin()
         run_all(log)
     body = read_body(tmp_path / "mlperf.log")
     assert find_disorder(body) == []
     last = [event.metadata["epoch_num"] for event in body if event.key == "epoch_stop"][-1]
-    assert last == log._cadence.last_step * BATCH // pictures >= 6
+    assert last == log._event_schedule.last_step * BATCH // images >= 6
 
 
 def test_other_ranks_write_nothing(tmp_path: Path):
     with open_made_log(None, load_mlperf(**USUAL), 2, SMALL) as log:
         log.begin()
-        log.resume(4, judged=False)
+        log.resume(4, evaluated=False)
         train_epochs(log, 1, 2)
         log.finish("ok")
     assert list(tmp_path.iterdir()) == []
@@ -212,7 +214,7 @@ def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_l
     path = tmp_path / "mlperf.log"
     write_before(open_log)
     with open_log(clock=Clock(BEGAN + 5000)) as log:
-        log.resume(8, judged=True)
+        log.resume(8, evaluated=True)
         train_epochs(log, 3, 4, top1=0.95)
         log.finish("target_reached")
     body = read_body(path)
@@ -233,7 +235,7 @@ def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Pa
         log._file.close()
         log._file = None
     with open_log() as log:
-        log.resume(2, judged=False)
+        log.resume(2, evaluated=False)
         make_steps(log, 2, 4)
     assert tell(read_body(tmp_path / "mlperf.log")) == [
         ("block_start", 1), ("epoch_start", 1), ("resumed", None), ("epoch_stop", 1),
@@ -250,7 +252,7 @@ def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_pa
     for text in (whole, "".join(lines[:-1]), "".join(lines[:-2])):
         path.write_text(text)
         with open_log(clock=Clock(BEGAN + 9999)) as log:
-            log.resume(8, judged=True)
+            log.resume(8, evaluated=True)
             log.finish("target_reached")
         body = read_body(path)
         assert tell(body)[-1] == ("run_stop", "success")
@@ -262,7 +264,7 @@ def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunL
     write_before(open_log)
     before = path.read_bytes()
     with suppress(RuntimeError), open_log() as log:
-        log.resume(8, judged=True)
+        log.resume(8, evaluated=True)
         log.begin_steps(8)
         raise RuntimeError
     assert path.read_bytes() == before
@@ -275,19 +277,19 @@ def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
 
     write_before(open_log, epochs=1)
     with open_log(clock=Clock(BEGAN + 100)) as log:  # what it does is lost: no checkpoint
-        log.resume(4, judged=False)
+        log.resume(4, evaluated=False)
         make_steps(log, 4, 6)
     assert find_resumed() == [(4, 100)]
     with open_log(clock=Clock(BEGAN + 200)) as log:
-        log.resume(4, judged=False)
+        log.resume(4, evaluated=False)
         make_steps(log, 4, 8)
     assert find_resumed() == [(4, 200)]
     with open_log(clock=Clock(BEGAN + 300)) as log:  # makes up for an evaluation
-        log.resume(8, judged=False)
-        judge(log, 8)
+        log.resume(8, evaluated=False)
+        evaluate(log, 8)
     for seconds in (400, 500):
         with open_log(clock=Clock(BEGAN + seconds)) as log:
-            log.resume(8, judged=True)
+            log.resume(8, evaluated=True)
             make_steps(log, 8, 9)
         assert find_resumed() == [(4, 200), (8, 300), (8, seconds)]
     times = [event.time_ms for event in read_mllog(tmp_path / "mlperf.log")]
@@ -298,7 +300,7 @@ def test_new_and_changed_values_of_the_head_have_the_old_times(open_log: RunLog,
     write_before(open_log)
     sgd = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
     with open_log(clock=Clock(BEGAN + 7), **sgd, mlperf__org="another") as log:
-        log.resume(12, judged=False)
+        log.resume(12, evaluated=False)
         make_steps(log, 12, 13)
     events = read_mllog(tmp_path / "mlperf.log")
     times = [event.time_ms for event in events]
@@ -315,7 +317,7 @@ def test_a_log_that_is_lost_starts_again(
     if damage is not None:
         (tmp_path / "mlperf.log").write_bytes(damage)
     with open_log() as log:
-        log.resume(8, judged=True)
+        log.resume(8, evaluated=True)
         train_epochs(log, 3, 4, top1=0.95)
     keys = [event.key for event in read_mllog(tmp_path / "mlperf.log")]
     assert keys.count("run_start") == keys.count("run_stop") == 1

@@ -64,13 +64,13 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
         ([], 5004.0, 250200),
         (["loader.last=fill"], 5005.0, 250250),
         (["loader.last=carry"], 5004.0, round(1281167 / 256 * 50)),
-        (["schedule.pictures=1000"], 5004.0, 150),
+        (["schedule.images=1000"], 5004.0, 150),
     ],
 )
 def test_the_steps_of_synthetic_epochs_are_those_of_the_schedule(
     tmp_path: Path, settings: list[str], a_epoch: float, decay: int
 ):
-    facts = bench_facts(tmp_path, *settings, steps=300, train_pictures=1281167)
+    facts = bench_facts(tmp_path, *settings, steps=300, train_images=1281167)
     entries = bench(facts, 300)
     assert (values(entries, "Steps per Epoch"), values(entries, "Decay Steps")) == ([a_epoch], [decay])
     rate = plan_rate(facts.config, 1281167, Rank(0))
@@ -98,9 +98,9 @@ def test_without_decay_in_the_loss_there_is_no_l2_loss(tmp_path: Path):
     assert list(document["epoch"]) == ["x", "epoch", "final_cross_entropy", "final_total_loss", "final_learning_rate"]
 
 
-@pytest.mark.parametrize(("pictures", "ends"), [(10240, [10, 20, 30]), (10241, [10, 20, 30]), (11000, [10, 21, 32])])
-def test_an_epoch_is_over_when_no_whole_batch_is_left_of_it(tmp_path: Path, pictures: int, ends: list[int]):
-    facts = make_facts(tmp_path, "wmlce", train_pictures=pictures)
+@pytest.mark.parametrize(("images", "ends"), [(10240, [10, 20, 30]), (10241, [10, 20, 30]), (11000, [10, 21, 32])])
+def test_an_epoch_is_over_when_no_whole_batch_is_left_of_it(tmp_path: Path, images: int, ends: list[int]):
+    facts = make_facts(tmp_path, "wmlce", train_images=images)
     entries = train(facts, 33)
     assert values(entries, "epoch") == [0, 1, 2]
     # The rate tells which step it was
@@ -186,11 +186,13 @@ def test_a_bench_tells_rates_after_the_warm_up_and_their_average(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("known", "run", "told"),
+    ("known", "run", "message"),
     [(None, 60, [30, 40, 50]), (None, 1, [0]), (None, 2, [1]), (40, 40, [20, 30]), (1, 1, [0]), (500, 7, [3])],
 )
-def test_a_run_shorter_than_its_warm_up_has_lines_all_the_same(tmp_path: Path, known: int | None, run: int, told: list):
+def test_a_run_shorter_than_its_warm_up_has_lines_all_the_same(
+    tmp_path: Path, known: int | None, run: int, message: list
+):
     entries = bench(bench_facts(tmp_path, steps=known), run)
-    assert values(entries, "iteration") == told
+    assert values(entries, "iteration") == message
     assert len(values(entries, "Average total_ips")) == 1
     assert values(entries, "Total Steps") == ([known] if known else [])

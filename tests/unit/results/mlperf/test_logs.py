@@ -40,8 +40,8 @@ def test_find_logs_reports_folders_without_logs_beside_the_logs_of_others(tmp_pa
     logs, errors = find_logs([tmp_path / "empty", tmp_path / "good", tmp_path / "other"])
     assert logs == [log]
     assert list(errors) == [tmp_path / "empty", tmp_path / "other"]
-    told = [err.message.split(" in ")[0] for err in errors.values()]
-    assert told == ["no mlperf.log or result_*.txt", "no mlperf.log"]
+    message = [err.message.split(" in ")[0] for err in errors.values()]
+    assert message == ["no mlperf.log or result_*.txt", "no mlperf.log"]
 
 
 def write_log(path: Path, *events: tuple, start_ms: int = 1000) -> Path:

@@ -10,9 +10,9 @@ DIFFERENT = 200
 CLASSES = 100
 
 
-def make_pictures(folder: Path, count: int) -> int:
-    """Write class folders of pictures about as large as ImageNet's (95 kB) and return their bytes; each has a file."""
-    made = encode_pictures()
+def make_images(folder: Path, count: int) -> int:
+    """Write class folders of images about as large as ImageNet's (95 kB) and return their bytes; each has a file."""
+    made = encode_images()
     size_bytes = 0
     for number in range(count):
         path = folder / f"n{number % CLASSES:08d}" / f"n{number % CLASSES:08d}_{number}.JPEG"
@@ -21,7 +21,7 @@ def make_pictures(folder: Path, count: int) -> int:
     return size_bytes
 
 
-def encode_pictures() -> list[bytes]:
+def encode_images() -> list[bytes]:
     """Return JPEGs of soft colours with the grain of a photo, always the same ones."""
     rng = np.random.default_rng(0)
     made = []
