@@ -1,14 +1,14 @@
 # make bench    measure this machine                       make check    lint, types, version
-# make test     what to run before a commit, 10 minutes    make format   rewrite sources in the house style
+# make test     what to run before a commit, 10 minutes    make format   format sources with ruff
 # make test-slow  the rest of what CI runs: every engine, kill and resume, browsers, Slurm, the wheel
-# make soak     trials that take long: memory over 100,000 batches
-# make mutants  seeded defects, one at a time: exit code 1 if unit tests catch fewer than recorded
+# make soak     long tests: repeated kill and resume, memory over 100,000 batches
+# make mutants  mutation tests: exit code 1 if the unit tests catch fewer mutants than recorded
 # make interop  data formats against the real TensorFlow, MXNet and DALI (5 GB in .interop)
 #
-# Each makes the virtual environment .venv when it is missing or stale. Variables:
+# Each target creates or updates the virtual environment .venv if needed. Variables:
 #   PYTHON=python3.12         another interpreter (3.11 or later)
-#   TORCH="torch==2.15.0"     another torch build: any pip requirement, or the path of a wheel; which index it
-#                             comes from is pip's own setting (PIP_INDEX_URL)
+#   TORCH="torch==2.15.0"     another torch build: a pip requirement or the path of a wheel; PIP_INDEX_URL selects
+#                             the package index
 #   ARGS="--seconds 30"       arguments of `trainstone bench`
 
 PYTHON ?= python3
@@ -21,14 +21,14 @@ RUN_READY := $(VENV)/.ready-run-$(KEY)
 DEV_READY := $(VENV)/.ready-dev-$(KEY)
 TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report data trace results stats config machine formats)
 
-.PHONY: bench test test-slow soak mutants interop check format clean
+.PHONY: bench test test-slow soak mutants interop check reference format clean
 .DEFAULT_GOAL := bench
 
 bench: $(RUN_READY)
 	$(BIN)/trainstone bench $(ARGS)
 
-# Tests that measure time are marked `serial`: they run alone, after the others. Files are taken in their order:
-# the long ones, of integration, before the short ones, of unit.
+# Tests that measure time are marked `serial`: they run in one process after the others. Files run in order: the long
+# integration tests first, then the short unit tests.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 4 \
 	--dist loadfile --no-loadscope-reorder
 
@@ -58,6 +58,9 @@ check: $(DEV_READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/python scripts/check-version
+
+reference: $(DEV_READY)
+	$(BIN)/python scripts/make-reference
 
 format: $(DEV_READY)
 	$(BIN)/ruff format

@@ -1,10 +1,10 @@
-"""What the small machine learns: Tiny-ImageNet images from scratch, to the end of the schedule, target or not.
+"""Accuracy on a small machine: train Tiny-ImageNet from scratch to the end of the schedule, without a target.
 
     python benchmarks/accuracy.py DATA [--seed N] [--image FILE.png] [--runs FOLDER]
 
-Trains the recipe `tiny-imagenet` with no target, so that the whole curve is seen, and prints accuracy over epochs and
-minutes, when 65 % and 70 % top-1 were reached, and what the machine did beside it. Exits with 1 if 65 % was not reached
-within 25 minutes. Wants two quiet cores for half an hour.
+Trains the recipe `tiny-imagenet` without a target, to get the whole curve. Prints accuracy over epochs and minutes, the
+times of 65 % and 70 % top-1, and the noise grade. Exits with 1 if 65 % was not reached within 25 minutes. Needs two
+idle cores for half an hour.
 """
 
 import argparse
@@ -27,24 +27,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--image", type=Path)
     parser.add_argument("--runs", type=Path)
-    requested = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = train(requested.data, requested.seed, requested.runs or Path(folder))
+        result = train(options.data, options.seed, options.runs or Path(folder))
     history = result["quality"]["history"]
     print_curve(history)
     reached = {level: find_reached(history, level) for level in LEVELS}
     for level, seconds in reached.items():
         print(f"{level:.0%}     " + (f"after {seconds / 60:.1f} minutes" if seconds is not None else "not reached"))
     print(f"speed   {result['throughput']['images_per_second']:.0f} images/s; noise grade {result['noise']['grade']}")
-    print(f"told    {result['verdict']}")
-    if requested.image:
-        draw(history).save(requested.image, scale_factor=2)
+    print(f"verdict {result['verdict']}")
+    if options.image:
+        draw(history).save(options.image, scale_factor=2)
     first = reached[LEVELS[0]]
     sys.exit(first is None or first > MAX_SECONDS)
 
 
 def train(data: Path, seed: int, out: Path) -> dict[str, Any]:
-    """Train in a process of its own, as a user would; 1.0 is a target that nobody reaches."""
+    """Train in a child process, through the command line; a target of 1.0 is never reached."""
     command = [sys.executable, "-m", "trainstone", "train", "tiny-imagenet", "--data", str(data), "--out", str(out)]
     command += ["--seed", str(seed), "--set", "eval.target=1.0", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -58,7 +58,7 @@ def find_reached(history: list[dict[str, Any]], level: float) -> float | None:
 
 
 def print_curve(history: list[dict[str, Any]]) -> None:
-    """One line an evaluation."""
+    """Print one line per evaluation."""
     print("epoch  minutes   top-1   top-5")
     for one in history:
         top1, top5 = one["metrics"]["top1"], one["metrics"]["top5"]
@@ -66,7 +66,7 @@ def print_curve(history: list[dict[str, Any]]) -> None:
 
 
 def draw(history: list[dict[str, Any]]) -> alt.TopLevelMixin:
-    """Accuracy over minutes, with the levels."""
+    """Return a chart of accuracy over minutes, with the levels."""
     rows = [{"minutes": one["seconds"] / 60, "top-1 %": 100 * one["metrics"]["top1"]} for one in history]
     axes = {"x": alt.X("minutes:Q"), "y": alt.Y("top-1 %:Q", scale=alt.Scale(zero=False))}
     curve = alt.Chart(alt.Data(values=rows)).mark_line(point=True).encode(**axes)

@@ -1,12 +1,12 @@
-"""How fast boxes are scored: trainstone's score_boxes and pycocotools, on the same arrays, in turn.
+"""Speed of COCO evaluation: trainstone's score_boxes and pycocotools on the same arrays, alternating.
 
     python benchmarks/coco_eval.py [--images 5000] [--rounds 1] [--evaluator hotcoco]
 
-Made up, of COCO val2017's shape: 80 classes of uneven number, 7.3 true boxes an image (36 thousand in 5,000 images),
-1 % of them crowds, 200 found boxes an image as a detector leaves them: several near each true box, the rest anywhere
-with low scores. Both sides begin with numpy arrays and end with the twelve numbers, which must agree. pycocotools needs
-minutes, so that the sides alternate a round at a time instead of every few seconds; the time it needs to read the same
-boxes from JSON files, the usual way, is measured apart. Needs pycocotools (extra dev).
+The data is generated, similar to COCO val2017: 80 classes of uneven frequency, 7.3 ground-truth boxes per image (36
+thousand in 5,000 images), 1 % of them crowds, 200 detections per image: several near each ground-truth box, the rest
+anywhere with low scores. Both sides start from numpy arrays and compute the twelve metrics, which must agree.
+pycocotools needs minutes, so the sides alternate by rounds; the time it needs to read the same boxes from JSON files is
+measured separately. Needs pycocotools (extra dev).
 Goal: at least 20 x pycocotools.
 """
 
@@ -24,25 +24,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainstone.results.coco_metrics import BoxScores, Detections, Truth, score_boxes
+from trainstone.results.coco_metrics import BoxScores, Detections, GroundTruth, score_boxes
 
 MIN_RATIO = 20.0
 NUM_CLASSES = 80
-TRUE_A_IMAGE = 7.3
-FOUND_A_IMAGE = 200
+TRUE_PER_IMAGE = 7.3
+FOUND_PER_IMAGE = 200
 WIDTH, HEIGHT = 640.0, 480.0
 
 
-def make_boxes(num_images: int, seed: int = 0) -> tuple[Truth, Detections]:
-    """Draw true boxes and what a detector of middling quality would find."""
+def make_boxes(num_images: int, seed: int = 0) -> tuple[GroundTruth, Detections]:
+    """Draw ground-truth boxes, and detections of medium quality."""
     random = np.random.default_rng(seed)
     shares = 1.0 / np.arange(1, NUM_CLASSES + 1)
-    count = int(num_images * TRUE_A_IMAGE)
+    count = int(num_images * TRUE_PER_IMAGE)
     image = np.sort(random.integers(num_images, size=count))
     label = random.choice(NUM_CLASSES, size=count, p=shares / shares.sum())
     edges = _draw_edges(random, count)
     area = 0.7 * (edges[:, 2] - edges[:, 0]) * (edges[:, 3] - edges[:, 1])
-    truth = Truth(image, label, edges, area, random.random(count) < 0.01)
+    truth = GroundTruth(image, label, edges, area, random.random(count) < 0.01)
     return truth, _find_some(random, truth, num_images, shares / shares.sum())
 
 
@@ -52,8 +52,8 @@ def _draw_edges(random: np.random.Generator, count: int) -> np.ndarray:
     return np.hstack((corner, corner + sides))
 
 
-def _find_some(random: np.random.Generator, truth: Truth, num_images: int, shares: np.ndarray) -> Detections:
-    """Several boxes near each true one, some of another class; then anywhere until each image has its number."""
+def _find_some(random: np.random.Generator, truth: GroundTruth, num_images: int, shares: np.ndarray) -> Detections:
+    """Draw several boxes near each true one, some of another class, and random ones up to the number per image."""
     near = np.repeat(np.arange(len(truth.image)), 6)
     sides = (truth.edges[:, 2:] - truth.edges[:, :2])[near]
     noise = random.normal(0.0, 0.12, (len(near), 4)) * np.hstack((sides, sides))
@@ -61,7 +61,7 @@ def _find_some(random: np.random.Generator, truth: Truth, num_images: int, share
     other = random.choice(NUM_CLASSES, size=len(near), p=shares)
     label = np.where(random.random(len(near)) < 0.3, other, truth.label[near])
     score = quality * random.random(len(near))
-    missing = np.maximum(0, FOUND_A_IMAGE - np.bincount(truth.image[near], minlength=num_images))
+    missing = np.maximum(0, FOUND_PER_IMAGE - np.bincount(truth.image[near], minlength=num_images))
     anywhere = np.repeat(np.arange(num_images), missing)
     return Detections(
         np.concatenate((truth.image[near], anywhere)),
@@ -71,8 +71,8 @@ def _find_some(random: np.random.Generator, truth: Truth, num_images: int, share
     )
 
 
-def describe(truth: Truth, num_images: int) -> dict[str, Any]:
-    """Return the true boxes as an annotation file holds them."""
+def describe(truth: GroundTruth, num_images: int) -> dict[str, Any]:
+    """Return the ground-truth boxes in the structure of an annotation file."""
     rows = zip(truth.image, truth.label, _sides(truth.edges).tolist(), truth.area, truth.crowd, strict=True)
     return {
         "images": [{"id": number + 1, "width": WIDTH, "height": HEIGHT} for number in range(num_images)],
@@ -95,8 +95,8 @@ def _sides(edges: np.ndarray) -> np.ndarray:
     return np.hstack((edges[:, :2], edges[:, 2:] - edges[:, :2]))
 
 
-def run_pycocotools(truth: Truth, found: Detections, num_images: int) -> np.ndarray:
-    """Score by pycocotools from arrays."""
+def run_pycocotools(truth: GroundTruth, found: Detections, num_images: int) -> np.ndarray:
+    """Evaluate arrays with pycocotools."""
     from pycocotools.coco import COCO
 
     coco = COCO()
@@ -116,8 +116,8 @@ def _summarise(truth: Any, found: Any) -> np.ndarray:
     return np.asarray(evaluation.stats)
 
 
-def time_json(truth: Truth, found: Detections, num_images: int) -> float:
-    """Return how long pycocotools reads the same boxes from two JSON files."""
+def time_json(truth: GroundTruth, found: Detections, num_images: int) -> float:
+    """Return the time that pycocotools needs to read the same boxes from two JSON files."""
     from pycocotools.coco import COCO
 
     rows = zip(found.image, found.label, _sides(found.edges).tolist(), found.score, strict=True)
@@ -134,14 +134,14 @@ def time_json(truth: Truth, found: Detections, num_images: int) -> float:
 
 
 class Took(NamedTuple):
-    """What a call took; the processor's time, of all threads, depends less on what else the machine does."""
+    """Duration of a call; the processor time of all threads depends less on other load."""
 
     seconds: float
     cpu_seconds: float
 
 
 def time_call(work: Callable[[], Any]) -> tuple[Took, Any]:
-    """Return what it took and its answer; what the work prints is swallowed."""
+    """Return the duration and the result of a call; its output is discarded."""
     with contextlib.redirect_stdout(io.StringIO()):
         start, cpu_start = time.perf_counter(), time.process_time()
         answer = work()
@@ -149,13 +149,13 @@ def time_call(work: Callable[[], Any]) -> tuple[Took, Any]:
 
 
 def measure_pause(work: Callable[[], Any]) -> float:
-    """Return the longest time another Python thread, which looks at the clock all the time, stands still beside it.
+    """Return the longest pause of another Python thread that polls the clock during the work.
 
-    How much it gets done would say more of how busy the cores are than of the interpreter's lock.
+    Its throughput would depend more on the cores' load than on the interpreter lock.
     """
     stop, ready, longest = threading.Event(), threading.Event(), [0.0]
 
-    def look() -> None:
+    def poll_clock() -> None:
         last = time.perf_counter()
         ready.set()
         while not stop.is_set():
@@ -163,7 +163,7 @@ def measure_pause(work: Callable[[], Any]) -> float:
             longest[0] = max(longest[0], now - last)
             last = now
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=poll_clock)
     thread.start()
     ready.wait()
     work()
@@ -173,7 +173,7 @@ def measure_pause(work: Callable[[], Any]) -> float:
 
 
 def main() -> int:
-    """Measure, print, judge."""
+    """Measure, print, and check the goal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
@@ -199,15 +199,15 @@ def main() -> int:
                 theirs = answer
             else:
                 scores = answer
-    print(f"{count} images, {len(truth.label)} true and {len(found.label)} found boxes; {scores.evaluator}")
+    print(f"{count} images, {len(truth.label)} ground-truth boxes, {len(found.label)} detections; {scores.evaluator}")
     middle = {side: np.median(spent, axis=0) for side, spent in took.items()}
     for side, spent in took.items():
         each = ", ".join(f"{one.seconds:.2f}" for one in spent)
         print(f"{side:12} {middle[side][0]:8.2f} s ({each}), {middle[side][1]:8.2f} s of processor time")
-    print(f"pycocotools reads the same boxes from JSON in {time_json(truth, found, count):.1f} s more")
+    print(f"pycocotools needs {time_json(truth, found, count):.1f} s more to read the same boxes from JSON")
     difference = float(np.abs(np.array(list(scores.metrics.values())) - theirs).max())
-    print(f"mAP {scores.metrics['map']:.4f}; the twelve numbers differ by at most {difference:.1e}")
-    print(f"a Python thread beside ours stands still for at most {measure_pause(ours):.2f} s at a time")
+    print(f"mAP {scores.metrics['map']:.4f}; the twelve metrics differ by at most {difference:.1e}")
+    print(f"another Python thread is blocked for at most {measure_pause(ours):.2f} s at a time")
     ratio, cpu_ratio = middle["pycocotools"] / middle["ours"]
     print(f"ours is {ratio:.0f} times as fast, {cpu_ratio:.0f} by processor time (goal: at least {MIN_RATIO:.0f})")
     return 0 if ratio >= MIN_RATIO and difference < 1e-9 else 1

@@ -1,9 +1,9 @@
-"""What a newcomer gets: a fresh clone, a fresh environment, `make bench`.
+"""Time of a first run: a fresh clone, a new environment, `make bench`.
 
     python benchmarks/first_run.py
 
-Prints how long set-up and measuring took, and checks that the result came within 120 s of the end of set-up, with at
-least 50 steady steps, an interval and a verdict. Packages are downloaded, so set-up depends on the network.
+Prints the times of set-up and measuring, and checks that the result is there within 120 s after set-up, with at least
+50 steady steps, an interval and a verdict. Packages are downloaded, so set-up depends on the network.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
         clone = Path(folder) / "trainstone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         begin = time.perf_counter()
-        # The same rule as make bench, with a bench that ends at once: only the environment is made.
+        # make bench with --dry-run: only creates the environment.
         subprocess.run(["make", "bench", "ARGS=--dry-run"], cwd=clone, check=True, stdout=subprocess.DEVNULL)
         ready = time.perf_counter()
         done = subprocess.run(

@@ -1,11 +1,11 @@
-"""How fast JPEGs become training batches: trainstone, tf.data, DALI, torch's DataLoader with Pillow, MXNet, in turn.
+"""Speed of JPEG input pipelines: trainstone, tf.data, DALI, torch's DataLoader with Pillow, MXNet, interleaved.
 
     python benchmarks/input.py [--data PATH] [--threads 2] [--batch 64] [--rounds 6] [--folder DIR] [--show DIR]
 
 Same JPEGs (from the page cache), same cores, same work: crop (area 0.08 to 1, aspect 3/4 to 4/3, 10 attempts), resize
-to 224, flip, batch. Each arm (peers/) lives in its own process and environment (`make interop`; what is missing is left
-out), as a knowledgeable user would tune it, and reads the storage it likes best. The others sleep meanwhile. Only
-Pillow averages all pixels under a new one; only trainstone decodes at half the size what is twice as large as needed.
+to 224, flip, batch. Each arm (peers/) runs in its own process and environment (`make interop`; missing ones are
+skipped), tuned by its documentation, and reads its preferred storage. The other arms are idle meanwhile. Only Pillow
+averages all source pixels of a new one; only trainstone decodes at half size if an image is twice as large as needed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from interleave import palindromes
 from jpeg_folder import make_images
 
 from trainstone.data.recognise import open_dataset
-from trainstone.machine.allocator import keeping_environment
+from trainstone.machine.allocator import add_tunables
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
 ROOT = Path(__file__).parent.parent
@@ -36,18 +36,18 @@ OURS = "trainstone"
 IMAGE_SIZE = 224
 BLOCK_SECONDS = 3.5
 TRIALS, TRIAL_BATCHES = 3, 8
-# An arm that is not quiet so long after its turn has something left running.
+# An arm that still uses CPU after this time has background work.
 QUIET_SECONDS, MAX_WAIT_SECONDS = 0.2, 10.0
 
 
 class Arm(NamedTuple):
     program: str
     environment: str = ""
-    """Below .interop; empty: the project's own."""
+    """Folder below .interop; empty: the project's own environment."""
     goal: float = 0.0
-    """trainstone's rate / its rate must be at least this."""
+    """Minimum of trainstone's rate / this arm's rate."""
     variants: tuple[str, ...] = ()
-    """Which of the program's; empty: the quickest of all."""
+    """Variants to use; empty: the fastest of all."""
 
 
 ARMS = {
@@ -56,8 +56,8 @@ ARMS = {
     "DALI": Arm("arm_dali.py", "dali", 1.4),
     "torch": Arm("arm_torch.py", "", 1.6),
     "MXNet": Arm("arm_mxnet.py", "mxnet", 3.0, ("one iterator",)),
-    # Told two threads, an iterator of MXNet decodes by one of two cores: this arm uses both, without a goal.
-    "MXNet in parts": Arm("arm_mxnet.py", "mxnet", 0.0, ("an iterator a thread",)),
+    # With two threads an MXNet iterator decodes on one of two cores: this arm uses both, without a goal.
+    "MXNet in parts": Arm("arm_mxnet.py", "mxnet", 0.0, ("one iterator per thread",)),
 }
 
 
@@ -68,36 +68,36 @@ class Child:
         self.name, self.errors = name, errors
         environment = {**os.environ, **QUIET}
         if name == OURS:  # as `trainstone bench` restarts itself
-            environment = keeping_environment(environment)
+            environment = add_tunables(environment)
         command = [str(find_python(name)), str(PEERS / ARMS[name].program), json.dumps(job)]
         pipe = subprocess.PIPE
         with errors.open("w") as file:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True, env=environment)
-        said = self.hear()
-        self.system = str(said["system"])
-        self.variants = list(ARMS[name].variants or said["variants"])
+        hello = self.read_answer()
+        self.system = str(hello["system"])
+        self.variants = list(ARMS[name].variants or hello["variants"])
         self.variant = self.variants[0]
         self.foreign: list[float] = []
-        """Share of the CPU time that went to other programs and machines, by block."""
+        """Share of the CPU time used by other programs and virtual machines, per block."""
 
-    def ask(self, *words: str) -> dict[str, Any]:
-        """Give a command, wait for the answer and until the arm is quiet again."""
+    def request(self, *words: str) -> dict[str, Any]:
+        """Send a command, wait for the answer and until the arm is idle again."""
         assert self.process.stdin is not None
         self.process.stdin.write("\t".join(words) + "\n")
         self.process.stdin.flush()
-        said = self.hear()
-        self.wait_quiet()
-        return said
+        answer = self.read_answer()
+        self.wait_idle()
+        return answer
 
-    def hear(self) -> dict[str, Any]:
+    def read_answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"{self.name} ended:\n{self.errors.read_text()[-3000:]}")
         return dict(json.loads(line))
 
-    def wait_quiet(self) -> None:
-        """Return when the arm does nothing any more; nothing may be fetched ahead during another's turn."""
+    def wait_idle(self) -> None:
+        """Wait until the arm is idle; prefetching would disturb the next arm."""
         process = psutil.Process(self.process.pid)
         end = time.monotonic() + MAX_WAIT_SECONDS
         while time.monotonic() < end:
@@ -106,12 +106,12 @@ class Child:
             after = process.cpu_times()
             if not process.children() and after.user + after.system - before.user - before.system < 0.02:
                 return
-        sys.exit(f"{self.name} goes on working after its turn: the others cannot be measured beside it")
+        sys.exit(f"{self.name} is still working {MAX_WAIT_SECONDS:.0f} s after its block; it would disturb the others")
 
     def run(self, variant: str, num_batches: int) -> float:
-        """Return the seconds for a batch."""
+        """Return the seconds per batch."""
         machine, own = psutil.cpu_times(), sum(psutil.Process(self.process.pid).cpu_times()[:4])
-        seconds = float(self.ask("go", variant, str(num_batches))["seconds"])
+        seconds = float(self.request("go", variant, str(num_batches))["seconds"])
         spent, own = psutil.cpu_times(), sum(psutil.Process(self.process.pid).cpu_times()[:4]) - own
         total, idle = sum(spent) - sum(machine), spent.idle + spent.iowait - machine.idle - machine.iowait
         self.foreign.append(max(0.0, 1 - (idle + own) / total))
@@ -120,33 +120,35 @@ class Child:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=None, help="any set that trainstone opens (default: made up)")
-    parser.add_argument("--images", type=int, default=2000, help="so many of it; smaller sets are repeated")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="and cores (default: all)")
+    parser.add_argument("--data", type=Path, default=None, help="Data set to read (default: generated).")
+    parser.add_argument("--images", type=int, default=2000, help="Number of images; smaller data sets are repeated.")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="Number of threads and cores (default: all)."
+    )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM", help=str([*ARMS]))
-    parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
-    parser.add_argument("--show", type=Path, default=None, help="only write what each arm makes to this folder")
-    requested = parser.parse_args()
-    # Programs start threads for reading and copying beside those they are told: none gets more cores by that.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: requested.threads])
-    with tempfile.TemporaryDirectory(dir=requested.folder) as name:
-        job = prepare(Path(name), requested)
-        children = [Child(arm, job, Path(name) / f"{arm}.log") for arm in requested.arms if is_there(arm)]
-        seconds = {} if requested.show else measure(children, requested)
-        if requested.show:
-            show(children, requested.show)
+    parser.add_argument("--folder", type=Path, default=None, help="Working folder (default: the temporary folder).")
+    parser.add_argument("--show", type=Path, default=None, help="Only write sample images of each arm to this folder.")
+    options = parser.parse_args()
+    # Programs start more threads for reading and copying than configured: limit the cores for all of them.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        job = prepare(Path(name), options)
+        children = [Child(arm, job, Path(name) / f"{arm}.log") for arm in options.arms if is_installed(arm)]
+        seconds = {} if options.show else measure(children, options)
+        if options.show:
+            show(children, options.show)
         for child in children:
             child.process.communicate()
-    sys.exit(bool(seconds) and tell(children, seconds, requested.batch))
+    sys.exit(bool(seconds) and print_results(children, seconds, options.batch))
 
 
-def is_there(arm: str) -> bool:
-    """Say whether an arm's environment was made, and tell the user if not."""
+def is_installed(arm: str) -> bool:
+    """Return whether an arm's environment exists; print a message if not."""
     if find_python(arm).exists():
         return True
-    print(f"{arm} is left out: no {find_python(arm)} (make interop, or TRAINSTONE_INTEROP)")
+    print(f"{arm} is skipped: {find_python(arm)} not found (run make interop, or set TRAINSTONE_INTEROP)")
     return False
 
 
@@ -157,18 +159,16 @@ def find_python(arm: str) -> Path:
     return Path(os.environ.get("TRAINSTONE_INTEROP", ROOT / ".interop")) / ARMS[arm].environment / "bin/python"
 
 
-def prepare(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    """Write the images in every storage and return what all arms are told."""
+def prepare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Write the images in every storage format and return the job description for all arms."""
     raw = folder / "raw/train"
-    size_bytes = (
-        copy_images(requested.data, raw, requested.images) if requested.data else make_images(raw, requested.images)
-    )
+    size_bytes = copy_images(options.data, raw, options.images) if options.data else make_images(raw, options.images)
     convert = [sys.executable, "-m", "trainstone", "data", "convert", "--quiet", str(folder / "raw")]
     for storage in ("recordio", "tfrecord"):
         subprocess.run([*convert, folder / storage, "--format", storage], check=True, stdout=subprocess.DEVNULL)
     print(
-        f"{requested.images:,} JPEGs of {size_bytes / requested.images / 1e3:.0f} kB, batch {requested.batch}, "
-        f"{requested.threads} threads, {requested.rounds} rounds of {BLOCK_SECONDS} s"
+        f"{options.images:,} JPEGs of {size_bytes / options.images / 1e3:.0f} kB, batch {options.batch}, "
+        f"{options.threads} threads, {options.rounds} rounds of {BLOCK_SECONDS} s"
     )
     return {
         "folder": str(raw),
@@ -177,8 +177,8 @@ def prepare(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
         "index": str(folder / "recordio/train.idx"),
         "tfrecord": sorted(map(str, (folder / "tfrecord").glob("train-*"))),
         "size": IMAGE_SIZE,
-        "batch": requested.batch,
-        "threads": requested.threads,
+        "batch": options.batch,
+        "threads": options.threads,
     }
 
 
@@ -194,7 +194,7 @@ def copy_images(path: Path, folder: Path, count: int) -> int:
         source, index = places[number * len(places) // count if len(places) > count else number % len(places)]
         sample = source.read(index)
         if not sample.image.startswith(b"\xff\xd8"):
-            sys.exit(f"{source.where(index)} is no JPEG: not every arm decodes it")
+            sys.exit(f"{source.where(index)} is not a JPEG; some arms decode only JPEGs")
         label = number % 2 if sample.label is None else sample.label
         file = folder / f"{label:05d}" / f"{number:06d}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -202,18 +202,18 @@ def copy_images(path: Path, folder: Path, count: int) -> int:
     return size_bytes
 
 
-def measure(children: list[Child], requested: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the seconds a batch of each arm's blocks, the arms in turn."""
+def measure(children: list[Child], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Run interleaved blocks and return the seconds per batch of each arm's blocks."""
     named = {child.name: child for child in children}
-    num_batches = try_variants(children, requested.threads)
+    num_batches = try_variants(children, options.threads)
     seconds: dict[str, list[float]] = {arm: [] for arm in named}
-    for arm in palindromes(list(named), requested.rounds):
+    for arm in palindromes(list(named), options.rounds):
         seconds[arm].append(named[arm].run(named[arm].variant, num_batches[arm]))
     return seconds
 
 
 def try_variants(children: list[Child], threads: int) -> dict[str, int]:
-    """Let every arm keep the quickest of its variants, and return how many batches its blocks take."""
+    """Select the fastest variant of every arm, and return the batches per block of each arm."""
     best: dict[tuple[str, str], float] = {}
     for child in children * TRIALS:
         for variant in child.variants:
@@ -222,16 +222,18 @@ def try_variants(children: list[Child], threads: int) -> dict[str, int]:
     num_batches = {}
     for child in children:
         child.variant = min(child.variants, key=lambda variant: best[child.name, variant])
-        # torch's workers make a batch each, at the same time: only whole turns of all of them are comparable.
+        # torch's workers produce one batch each at the same time: a block must be a multiple of the workers.
         turns = max(1, round(BLOCK_SECONDS / best[child.name, child.variant] / threads))
         num_batches[child.name] = turns * threads
     return num_batches
 
 
-def tell(children: list[Child], seconds: dict[str, list[float]], batch: int) -> bool:
-    """Print the table and say whether a goal was missed."""
+def print_results(children: list[Child], seconds: dict[str, list[float]], batch: int) -> bool:
+    """Print the table and return whether a goal was missed."""
     foreign = sorted(share for child in children for share in child.foreign)
-    print(f"CPU time that others took: {statistics.median(foreign):.0%} in the median block, {foreign[-1]:.0%} at most")
+    print(
+        f"CPU time of other programs: {statistics.median(foreign):.0%} in the median block, {foreign[-1]:.0%} at most"
+    )
     for child in children:
         rates = sorted(batch / taken for taken in seconds[child.name])
         spread = f"{rates[0]:7,.0f} to {rates[-1]:7,.0f}"
@@ -243,16 +245,16 @@ def tell(children: list[Child], seconds: dict[str, list[float]], batch: int) -> 
         middle, interval = median_ratio(seconds[child.name], seconds[OURS])
         goal = ARMS[child.name].goal
         missed |= middle < goal
-        message = f", goal {goal}" if goal else ""
-        print(f"{OURS} / {child.name:14} {middle:.2f} ({interval}){message}")
+        shown = f", goal {goal}" if goal else ""
+        print(f"{OURS} / {child.name:14} {middle:.2f} ({interval}){shown}")
     return missed
 
 
 def median_ratio(theirs: list[float], ours: list[float]) -> tuple[float, str]:
-    """Return the median of paired ratios and its interval, from ranks: one disturbed block must not decide."""
+    """Return the median of paired ratios and its interval, from order statistics: robust against a disturbed block."""
     ratios = sorted(a / b for a, b in zip(theirs, ours, strict=True))
     rounds = len(ratios)
-    # The interval leaves out `outer` ratios at each end; the median is beyond it as seldom as coins fall so unevenly.
+    # The interval excludes `outer` ratios at each end; the chance that it misses the median is binomial (sign test).
     chances = [2 * sum(math.comb(rounds, k) for k in range(outer + 1)) / 2**rounds for outer in range(rounds // 2)]
     allowed = [outer for outer, chance in enumerate(chances) if chance <= 0.05]
     if not allowed:
@@ -262,12 +264,12 @@ def median_ratio(theirs: list[float], ours: list[float]) -> tuple[float, str]:
 
 
 def show(children: list[Child], folder: Path) -> None:
-    """Write 32 images that each variant makes, as one PNG, to see that all do the same."""
+    """Write 32 images of each variant as one PNG, to compare them."""
     folder.mkdir(parents=True, exist_ok=True)
     for child in children:
         for variant in child.variants:
             path = folder / f"{child.name}-{variant}.npy".replace(" ", "-")
-            child.ask("save", variant, str(path))
+            child.request("save", variant, str(path))
             images = np.load(path)[:32]
             rows = [np.hstack(list(images[start : start + 8])) for start in range(0, len(images), 8)]
             cv2.imwrite(str(path.with_suffix(".png")), cv2.cvtColor(np.vstack(rows), cv2.COLOR_RGB2BGR))

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: JPEGs like ImageNet's, made up."""
+"""Shared by the benchmarks: generated JPEGs similar to ImageNet's."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ CLASSES = 100
 
 
 def make_images(folder: Path, count: int) -> int:
-    """Write class folders of images about as large as ImageNet's (95 kB) and return their bytes; each has a file."""
+    """Write class folders of JPEGs about as large as ImageNet's (95 kB) and return their total bytes."""
     made = encode_images()
     size_bytes = 0
     for number in range(count):
@@ -22,7 +22,7 @@ def make_images(folder: Path, count: int) -> int:
 
 
 def encode_images() -> list[bytes]:
-    """Return JPEGs of soft colours with the grain of a photo, always the same ones."""
+    """Return JPEGs of smooth colours with the noise of a photo, always the same ones."""
     rng = np.random.default_rng(0)
     made = []
     for _ in range(DIFFERENT):

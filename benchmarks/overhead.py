@@ -1,11 +1,11 @@
-"""What the harness costs: its own CPU time a step, and a hand-written loop against ours.
+"""Overhead of measuring: trainstone's own CPU time per step, and its loop compared with a hand-written one.
 
     python benchmarks/overhead.py [--pairs 600]
 
-1. Steps that only sleep 100 ms, through the whole of bench's measuring (record, statistics, progress line, telemetry):
-   CPU time of the process beyond that of the same sleeps in a bare loop, from the slope between a short and a long run.
-2. ResNet-18 at 128 pixels, batch 4 (some 100 ms on two cores): wall time of blocks of two steps of a plain loop and of
-   ours, A B B A ... Telemetry samples beside both; what it costs is in part 1.
+1. Steps that only sleep 100 ms, with all of bench's measuring (recording, statistics, progress line, telemetry): CPU
+   time beyond the same sleeps in a plain loop, from the slope between a short and a long run.
+2. ResNet-18 at 128 pixels, batch 4 (about 100 ms on two cores): wall time of blocks of two steps of a plain loop and
+   of trainstone's, A B B A ... Telemetry runs during both; its cost is in part 1.
 """
 
 import argparse
@@ -44,7 +44,7 @@ MAX_RATIO = 1.015
 
 @contextmanager
 def measured_steps(task: Task) -> Iterator[Iterator[Progress]]:
-    """All that bench does while it measures, step by step, except drawing."""
+    """Yield an iterator over bench's steps with all of its measuring, except the progress line."""
     measure = MeasureConfig(seconds=1e6, half_width=1e-9)
     config = load_config("resnet50", settings=["device=cpu"])
     fitted = Fitted(config, CPU, StepWork(0, 0, (), 0, ()), ())
@@ -58,14 +58,14 @@ def measured_steps(task: Task) -> Iterator[Iterator[Progress]]:
 
 
 def run_ours(task: Task, num_steps: int) -> None:
-    """Run so many steps as bench does, with its progress line."""
+    """Run steps like bench, with its progress line."""
     with measured_steps(task) as steps, ProgressLine(quiet=False) as line:
         for progress in itertools.islice(steps, num_steps):
             line.show(progress)
 
 
 def make_sleeping_task() -> Task:
-    """A task that takes 100 ms and no CPU."""
+    """Return a task whose step takes 100 ms and no CPU."""
     parameter = nn.Parameter(torch.zeros(1))
 
     class Nothing(LossScale):
@@ -97,9 +97,9 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 
 
 def measure_cpu_time(short: int, long: int) -> float:
-    """CPU seconds per step beyond a bare loop of the same sleeps; set-up cancels out."""
+    """Return the CPU seconds per step beyond a plain loop of the same sleeps; set-up cancels out."""
     task = make_sleeping_task()
-    run_ours(task, 2)  # what is done once per process, imports above all, is not part of a step
+    run_ours(task, 2)  # work done once per process, mostly imports, is not part of a step
 
     def run_bare(num_steps: int) -> None:
         for _ in range(num_steps):
@@ -114,7 +114,7 @@ def measure_cpu_time(short: int, long: int) -> float:
 
 
 def compare_loops(pairs: int, steps_per_block: int) -> tuple[float, float, float]:
-    """Wall time of our loop over that of a hand-written one."""
+    """Return the wall time of trainstone's loop / that of a hand-written one, with its interval."""
     settings = ["model.depth=18", "data.image_size=128", "train.batch_size=4", "train.precision=fp32"]
     config = load_config("resnet50", settings=settings)
     task = build_task(config, CPU)
@@ -130,19 +130,19 @@ def compare_loops(pairs: int, steps_per_block: int) -> tuple[float, float, float
                     task.optimizer.step()
                     task.optimizer.zero_grad(set_to_none=True)
             seconds[name].append(time.perf_counter() - begin)
-    print(f"hand-written: {min(seconds['bare']) / steps_per_block * 1e3:.1f} ms a step at best", file=sys.stderr)
+    print(f"hand-written: {min(seconds['bare']) / steps_per_block * 1e3:.1f} ms per step at best", file=sys.stderr)
     return ratio(seconds["ours"][3:], seconds["bare"][3:])  # the first three pairs are warm-up
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=600, help="pairs of blocks in the second part")
-    parser.add_argument("--sleeps", type=int, default=300, help="steps of the long run in the first part")
+    parser.add_argument("--pairs", type=int, default=600, help="Pairs of blocks in part 2.")
+    parser.add_argument("--sleeps", type=int, default=300, help="Steps of the long run in part 1.")
     options = parser.parse_args()
     torch.set_num_threads(available_cores().threads)
     own = measure_cpu_time(options.sleeps // 5, options.sleeps)
     share = own / STEP_SECONDS
-    print(f"own CPU time       {own * 1e6:.0f} µs a step, {share:.3%} of 100 ms (at most {MAX_CPU_SHARE:.1%})")
+    print(f"own CPU time       {own * 1e6:.0f} µs per step, {share:.3%} of 100 ms (at most {MAX_CPU_SHARE:.1%})")
     middle, low, high = compare_loops(options.pairs, steps_per_block=2)
     print(f"ours / hand-written  {middle:.4f} (95 %: {low:.4f} … {high:.4f}; upper bound at most {MAX_RATIO})")
     sys.exit(share > MAX_CPU_SHARE or high > MAX_RATIO)

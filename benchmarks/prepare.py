@@ -1,9 +1,9 @@
-"""How fast images are put into RecordIO as they are: trainstone, `cat` of the same files, MXNet's im2rec, in turn.
+"""Speed of packing images into RecordIO without re-encoding: trainstone, `cat`, MXNet's im2rec, interleaved.
 
     python benchmarks/prepare.py [--images 20000] [--rounds 5] [--folder DIR]
 
-`cat` is the least that any tool must do; `cat + fsync` also brings the bytes to disk, as trainstone does before a file
-gets its name. im2rec comes from the interop environment (`make interop`); without it that arm is left out.
+`cat` of the same files is the minimum for any tool; `cat + fsync` also syncs them to disk, as trainstone does before
+renaming a file. im2rec comes from the interop environment (`make interop`); without it that arm is skipped.
 Goals: at least 80 % of `cat`, at least 2 x im2rec. Needs three times the images' size (2.2 GB for 20,000) of disk.
 """
 
@@ -27,24 +27,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
-    requested = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=requested.folder) as name:
+    parser.add_argument("--folder", type=Path, default=None, help="Working folder (default: the temporary folder).")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        size_bytes = make_images(folder / "raw", requested.images)
-        print(
-            f"{requested.images:,} JPEGs, {size_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {requested.rounds} rounds"
-        )
+        size_bytes = make_images(folder / "raw", options.images)
+        print(f"{options.images:,} JPEGs, {size_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {options.rounds} rounds")
         arms = {"cat": run_cat, "cat + fsync": run_cat_to_disk, "trainstone": run_trainstone}
         if find_im2rec() is not None:
             arms["im2rec"] = run_im2rec
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
-        for arm in arms:  # everything into the page cache and compiled once
+        for arm in arms:  # warm up page cache and compiled code
             measure(arms[arm], folder)
-        for arm in palindromes(list(arms), requested.rounds):
+        for arm in palindromes(list(arms), options.rounds):
             seconds[arm].append(measure(arms[arm], folder))
     for arm, taken in seconds.items():
-        rates = sorted(requested.images / each for each in taken)
+        rates = sorted(options.images / each for each in taken)
         print(f"{arm:12} {rates[0]:8,.0f} to {rates[-1]:8,.0f} images/s, median {rates[len(rates) // 2]:8,.0f}")
     ours = seconds.pop("trainstone")
     missed = False
@@ -52,13 +50,13 @@ def main() -> None:
         middle, low, high = ratio(taken, ours)
         goal = GOALS.get(arm, 0.0)
         missed |= middle < goal
-        message = f", goal {goal}" if goal else ""
-        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f}){message}")
+        shown = f", goal {goal}" if goal else ""
+        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f}){shown}")
     sys.exit(missed)
 
 
 def measure(arm, folder: Path) -> float:
-    """Return how long an arm takes to write into a new folder; what others left to write is written first."""
+    """Return the seconds an arm needs to write into a new folder; pending writes are synced before."""
     out = folder / "out"
     out.mkdir()
     os.sync()

@@ -1,9 +1,9 @@
-"""What a page costs: `trainstone report` of an ordinary run and of one with 10 million steps.
+"""Time, memory and size of a report page: `trainstone report` of a normal run and of one with 10 million steps.
 
     python benchmarks/report.py [STEPS]
 
-Runs the real command. Checks: one run below 3 s, also when the chart scripts are not in the cache yet; the long one
-below 20 s, 500 MB of memory and 5 MB of page. The long run is made up (0.6 GB in the temporary folder).
+Runs the real command. Checks: a normal run below 3 s, also if the chart scripts are not cached yet; the long one below
+20 s, 500 MB of memory and 5 MB of page. The long run is generated (0.6 GB in the temporary folder).
 """
 
 import json
@@ -31,7 +31,7 @@ def main() -> None:
         run = Path(shutil.copytree(GOLDEN, Path(folder) / "run"))
         first, *others = [write_page(run) for _ in range(REPEATS + 1)]
         print(f"one run, first time   {first:.2f} s (at most 3)")
-        print(f"one run, afterwards   {min(others):.2f} to {max(others):.2f} s (at most 3)")
+        print(f"one run, cached       {min(others):.2f} to {max(others):.2f} s (at most 3)")
         long = Path(shutil.copytree(GOLDEN, Path(folder) / "long"))
         make_long(long, num_steps)
         seconds = write_page(long)
@@ -44,14 +44,14 @@ def main() -> None:
 
 
 def write_page(run: Path) -> float:
-    """Return how long the command took."""
+    """Return the seconds that the command takes."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "trainstone", "report", str(run)], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
 
 
 def make_long(run: Path, num_steps: int) -> None:
-    """Replace steps and telemetry by long ones, with 1000 flagged outliers."""
+    """Replace steps and telemetry by long files with 1000 flagged outliers."""
     rng = np.random.default_rng(0)
     start = 0.0
     header = (run / "steps-rank0000.csv").read_text().splitlines()[0].split(",")[:8]

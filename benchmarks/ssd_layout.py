@@ -1,12 +1,12 @@
-"""What our SSD300 gives over one written the usual way: same weights, same arithmetic, interleaved in one run.
+"""Speed of trainstone's SSD300 compared with a common implementation: same weights and arithmetic, interleaved.
 
     python benchmarks/ssd_layout.py [--batch 2] [--rounds 6] [--threads N] [--bf16]
 
-The usual way: NCHW, two heads a map whose outputs are permuted and copied together, objects matched image by image,
-torch's default optimiser step. "channels-last" is ours without the allocator's settings, "trainstone" with them. With
---bf16 also "trainstone bf16", other arithmetic: what `train.precision=auto` takes where the processor has it. Each
-lives in a process of its own and is told in turn to run a block of steps, A B C C B A ...; the others sleep meanwhile.
-On a busy machine ask for one thread, and look at processor time: threads that wait for each other burn it.
+The common implementation ("usual NCHW"): NCHW, two heads per map with permuted and concatenated outputs, matching image
+by image, torch's default optimiser step. "channels-last" is trainstone without the allocator settings, "trainstone"
+with them. --bf16 adds "trainstone bf16", which `train.precision=auto` selects on processors that support it. Each
+variant runs in its own process and executes blocks of steps in the order A B C C B A ...; the others are idle.
+On a busy machine use one thread and compare processor time: threads that wait for each other waste it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from interleave import palindromes, ratio
 
-from trainstone.machine.allocator import keeping_environment
+from trainstone.machine.allocator import add_tunables
 
 VARIANTS = ("usual NCHW", "channels-last", "trainstone")
 BF16 = "trainstone bf16"
@@ -28,7 +28,7 @@ MAX_LOSS_DIFFERENCE = 1e-3
 
 
 def build_step(variant: str, options: argparse.Namespace) -> Callable[[], float]:
-    """Return what trains a step and tells its loss."""
+    """Return a function that trains one step and returns its loss."""
     import torch
 
     from trainstone.machine.cpus import available_cores
@@ -85,7 +85,7 @@ def build_usual_loss(ssd, images, boxes, labels, defaults):  # noqa: ANN201
     from trainstone.workloads.workload import Normaliser
 
     class UsualSsd(nn.Module):
-        """The same weights in two heads a map."""
+        """The same weights with two heads per map."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -146,7 +146,7 @@ def serve(variant: str, options: argparse.Namespace) -> None:
 
 
 def start(variant: str, options: argparse.Namespace) -> subprocess.Popen[str]:
-    environment = keeping_environment(os.environ) if variant.startswith("trainstone") else dict(os.environ)
+    environment = add_tunables(os.environ) if variant.startswith("trainstone") else dict(os.environ)
     command = [sys.executable, __file__, "--serve", variant, "--batch", str(options.batch), "--size", str(options.size)]
     command += ["--threads", str(options.threads)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -164,11 +164,11 @@ def run_block(child: subprocess.Popen[str], num_steps: int) -> tuple[float, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--size", type=int, default=300, help="pixels")
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each variant")
-    parser.add_argument("--steps", type=int, default=2, help="steps a block")
-    parser.add_argument("--threads", type=int, default=0, help="0: the physical cores")
-    parser.add_argument("--bf16", action="store_true", help="ours in bf16, too")
+    parser.add_argument("--size", type=int, default=300, help="Image size in pixels.")
+    parser.add_argument("--rounds", type=int, default=6, help="Blocks per variant.")
+    parser.add_argument("--steps", type=int, default=2, help="Steps per block.")
+    parser.add_argument("--threads", type=int, default=0, help="Number of threads; 0: the physical cores.")
+    parser.add_argument("--bf16", action="store_true", help="Also run trainstone in bf16.")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -193,10 +193,10 @@ def main() -> None:
         for variant, blocks in measured.items():
             rate = options.batch * options.steps * len(blocks) / sum(blocks)
             middle, low, high = ratio(measured[VARIANTS[0]], blocks)
-            message = f"{rate:6.2f} images/s   {middle:.3f} x {VARIANTS[0]} (95 %: {low:.3f} … {high:.3f})"
-            print(f"{variant:<15} {message} {kind}")
-    evaluated = cpu_seconds if options.threads == 1 else seconds
-    sys.exit(ratio(evaluated[VARIANTS[0]], evaluated[VARIANTS[-1]])[0] < MIN_GAIN)
+            row = f"{rate:6.2f} images/s   {middle:.3f} x {VARIANTS[0]} (95 %: {low:.3f} … {high:.3f})"
+            print(f"{variant:<15} {row} {kind}")
+    compared = cpu_seconds if options.threads == 1 else seconds
+    sys.exit(ratio(compared[VARIANTS[0]], compared[VARIANTS[-1]])[0] < MIN_GAIN)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Whether SSD300 learns at all: four COCO images again and again, from random weights, must be learnt by heart.
+"""Overfitting test of SSD300: train on four COCO images from random weights until the loss is small.
 
     python benchmarks/ssd_overfit.py COCO [--steps 60] [--seed N ...] [--image FILE.png]
 
 COCO is a folder with train2017/ and annotations/. No augmentation; the images are resized to 300 pixels. Prints the
-losses of each seed and exits with 1 if the last five are not, on the average, below a quarter of the first. Three
-minutes a seed on two quiet cores.
+losses of each seed and exits with 1 if the mean of the last five is not below a quarter of the first. Takes three
+minutes per seed on two idle cores.
 """
 
 import argparse
@@ -40,23 +40,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=0.005)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
-    parser.add_argument("--threads", type=int, help="default: the physical cores; fewer where others work too")
+    parser.add_argument("--threads", type=int, help="Number of threads (default: the physical cores).")
     parser.add_argument("--image", type=Path)
-    requested = parser.parse_args()
+    options = parser.parse_args()
     restart_keeping_memory()
-    torch.set_num_threads(requested.threads or available_cores().threads)
-    batch = read_batch(requested.data)
-    losses = {seed: train(batch, seed, requested.steps, requested.rate) for seed in requested.seed}
+    torch.set_num_threads(options.threads or available_cores().threads)
+    batch = read_batch(options.data)
+    losses = {seed: train(batch, seed, options.steps, options.rate) for seed in options.seed}
     shares = {seed: sum(row[-LAST_STEPS:]) / LAST_STEPS / row[0] for seed, row in losses.items()}
     for seed, row in losses.items():
-        print(f"seed {seed}: {row[0]:.2f} to {row[-1]:.2f} in {requested.steps} steps, then {shares[seed]:.1%} of it")
-    if requested.image:
-        draw(losses).save(requested.image, scale_factor=1)
+        print(f"seed {seed}: {row[0]:.2f} to {row[-1]:.2f} in {options.steps} steps, then {shares[seed]:.1%} of it")
+    if options.image:
+        draw(losses).save(options.image, scale_factor=1)
     sys.exit(max(shares.values()) >= MAX_SHARE)
 
 
 def read_batch(folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images, boxes and labels of the first images that have objects; crowds are left out."""
+    """Return images, boxes and labels of the first images with objects; crowds are skipped."""
     instances = read_instances(folder / "annotations/instances_train2017.json")
     numbers = number_categories(instances.categories)
     objects = {
@@ -101,7 +101,7 @@ def train(batch: tuple[Tensor, Tensor, Tensor], seed: int, num_steps: int, rate:
 
 
 def draw(losses: dict[int, list[float]]) -> alt.TopLevelMixin:
-    """Loss over steps, a line a seed, and a quarter of the first."""
+    """Return a chart of loss over steps, one line per seed, with a quarter of the first loss."""
     rows = [
         {"step": step, "loss": loss, "seed": str(seed)}
         for seed, row in losses.items()

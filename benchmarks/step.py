@@ -1,9 +1,9 @@
-"""What the CPU defaults give: eager NCHW, channels-last and trainstone, same arithmetic, interleaved in one run.
+"""Speed of the CPU defaults: eager NCHW, channels-last and trainstone, same arithmetic, interleaved.
 
     python benchmarks/step.py [--batch 16] [--rounds 8]
 
-Each variant lives in a process of its own (the allocator is set when a process starts) and is told in turn to run a
-block of steps, A B C C B A ...; the others sleep meanwhile.
+Each variant runs in its own process (the allocator is configured when a process starts) and executes blocks of steps in
+the order A B C C B A ...; the others are idle.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 
 from interleave import palindromes, ratio
 
-from trainstone.machine.allocator import keeping_environment
+from trainstone.machine.allocator import add_tunables
 
 VARIANTS = ("eager NCHW", "channels-last", "trainstone")
 MIN_GAIN = 1.25
@@ -35,7 +35,7 @@ def serve(variant: str, batch: int, image_size: int) -> None:
     settings.append(f"engine.channels_last={str(variant != 'eager NCHW').lower()}")
     task = build_task(load_config("resnet50", settings=settings), torch.device("cpu"))
     ours = train_steps(task, HostTimer())
-    # What people write first: torch's default optimiser step, gradients set to None.
+    # The common training loop: torch's default optimiser step, gradients set to None.
     plain = torch.optim.SGD(task.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-5)
 
     def run_plain() -> None:
@@ -55,7 +55,7 @@ def serve(variant: str, batch: int, image_size: int) -> None:
 
 
 def start(variant: str, options: argparse.Namespace) -> subprocess.Popen[str]:
-    environment = keeping_environment(os.environ) if variant == "trainstone" else dict(os.environ)
+    environment = add_tunables(os.environ) if variant == "trainstone" else dict(os.environ)
     command = [sys.executable, __file__, "--serve", variant, "--batch", str(options.batch), "--size", str(options.size)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -71,9 +71,9 @@ def run_block(child: subprocess.Popen[str], num_steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--size", type=int, default=224, help="pixels")
-    parser.add_argument("--rounds", type=int, default=8, help="blocks of each variant")
-    parser.add_argument("--steps", type=int, default=3, help="steps a block")
+    parser.add_argument("--size", type=int, default=224, help="Image size in pixels.")
+    parser.add_argument("--rounds", type=int, default=8, help="Blocks per variant.")
+    parser.add_argument("--steps", type=int, default=3, help="Steps per block.")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, the real command line, and an honest list of what was not run here."""
+"""Shared fixtures: a clean environment, the real command line, golden runs, a browser, and a list of skipped tests."""
 
 import functools
 import os
@@ -22,13 +22,13 @@ SCRUBBED = (
     "TRAINSTONE_CPUS",
     "TRAINSTONE_REST",
 )
-# A test that draws examples says what it checks, not how quick the machine is at that moment.
+# No deadline: property tests must not depend on the machine's speed.
 hypothesis.settings.register_profile("trainstone", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("trainstone")
 
 
 def pytest_configure() -> None:
-    """Let children take signals as commands of a terminal do, even where the tests run under nohup or in background."""
+    """Restore default signal handling in children, also if the tests run under nohup or in the background."""
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # reset by exec
@@ -41,7 +41,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def scrubbed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No launcher, scheduler or device variable of the machine reaches a test, and no test the user's cache."""
+    """Remove launcher, scheduler and device variables of the machine; use a temporary cache."""
     monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     for name in list(os.environ):
         if name.startswith(SCRUBBED):
@@ -67,14 +67,14 @@ def nursery() -> Nursery:
 
 @pytest.fixture
 def quick(nursery: Nursery, tmp_path: Path) -> Callable[..., Finished]:
-    """Run the command line in an empty folder as `trainstone` does, but forked, with no peak and no page.
+    """Run the command line in an empty folder, in a forked process, without peak measurement and report page.
 
-    For tests that need no interpreter of their own; `whole=True` measures the peak and draws the page.
+    It is faster than `trainstone`; `with_report=True` measures the peak and writes the page.
     """
 
-    def run(*arguments: str, env: dict[str, str] | None = None, whole: bool = False) -> Finished:
+    def run(*arguments: str, env: dict[str, str] | None = None, with_report: bool = False) -> Finished:
         environment = {"TRAINSTONE_CACHE": os.environ["TRAINSTONE_CACHE"], **(env or {})}
-        return nursery.start(*arguments, env=environment, cwd=tmp_path, whole=whole).wait()
+        return nursery.start(*arguments, env=environment, cwd=tmp_path, with_report=with_report).wait()
 
     return run
 
@@ -94,17 +94,17 @@ def browser() -> Iterator[Browser]:
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """GPU tests skip themselves where there is no GPU; asking costs an import of torch, so only if there are any."""
+    """Skip GPU tests if there are too few GPUs; torch is imported only if GPU tests were collected."""
     marked = [(item, 2 if item.get_closest_marker("multigpu") else 1) for item in items]
     marked = [(i, n) for i, n in marked if i.get_closest_marker("gpu") or i.get_closest_marker("multigpu")]
     if not marked:
         return
     import torch
 
-    here = torch.cuda.device_count()
+    available = torch.cuda.device_count()
     for item, needed in marked:
-        if here < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA device(s), {here} here"))
+        if available < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA device(s), found {available}"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,4 +1,4 @@
-"""The verbs and flags, frozen: other people's scripts hang on them, so a change here is a decision."""
+"""Test that verbs and flags match a frozen list, because scripts of users depend on them."""
 
 import os
 import re
@@ -17,7 +17,7 @@ LOUDNESS = f"--verbose -v {QUIET}"
 LAUNCH = "--max-restarts --system --dry-run --verbose -v"
 WORK = f"--workers --json {QUIET}"
 TREATMENT = "--limit --resize --quality --shards --no-repair --on-bad"
-# Arguments, then flags.
+# Arguments and flags of each verb.
 SURFACE = {
     "bench": ("recipe", f"{COMMON} {LOUDNESS} --iterations --against --data"),
     "compare": ("runs", "--to --force --fail-below --page --json"),
@@ -59,7 +59,7 @@ SURFACE = {
 }
 
 
-def commands() -> dict[str, Any]:
+def list_commands() -> dict[str, Any]:
     found = {}
     for name, command in typer.main.get_command(app).commands.items():
         below = getattr(command, "commands", None)
@@ -67,31 +67,31 @@ def commands() -> dict[str, Any]:
     return found
 
 
-def test_verbs():
-    assert set(commands()) == set(SURFACE)
+def test_verbs_match_frozen_list():
+    assert set(list_commands()) == set(SURFACE)
 
 
 @pytest.mark.parametrize("verb", SURFACE)
-def test_flags_of_a_verb_are_frozen_few_and_explained(verb: str):
+def test_flags_of_verb_are_frozen_few_and_documented(verb: str):
     arguments, flags = (words.split() for words in SURFACE[verb])
-    parameters = commands()[verb].params
+    parameters = list_commands()[verb].params
     options = [p for p in parameters if p.param_type_name == "option"]
     assert [p.name for p in parameters if p.param_type_name == "argument"] == arguments
     assert {name for p in options for name in p.opts} == set(flags)
     shared = f"{COMMON} {LOUDNESS} {WORK} {TREATMENT} --data".split()
     own = [p for p in options if not set(p.opts) & set(shared)]
-    assert len(own) <= (13 if verb == "launch slurm" else 10)  # sbatch's most used options have names of their own
+    assert len(own) <= (13 if verb == "launch slurm" else 10)  # slurm has flags for the common sbatch options
     assert [p.name for p in parameters if p.name != "help" and not getattr(p, "help", None)] == []
 
 
-def test_help_names_the_verbs():
+def test_help_lists_verbs():
     done = subprocess.run([sys.executable, "-m", "trainstone", "--help"], capture_output=True, text=True, check=True)
     assert re.search(r"bench\s+Measure how fast", done.stdout)
 
 
-def test_completion_is_offered():
+def test_show_completion_prints_script():
     command = [sys.executable, "-m", "trainstone", "--show-completion", "bash"]
-    # Typer looks for a shell among its ancestors, of which a detached process has none.
+    # Typer looks for a shell among the parent processes, which a detached process lacks.
     env = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert "complete" in done.stdout

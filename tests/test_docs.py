@@ -1,5 +1,9 @@
-"""The documents keep their word: README's commands run, its tree is the folder, links and finding codes exist; in
-docs/from every flag and variable stands as it is read, none beside, and its lines work."""
+"""The documentation matches the code.
+
+README's commands run, and the real command line parses every command of a docs page. The tree in README is the source
+tree; links and their anchors exist. The flag tables of docs/how-to/move-from-*.md are the records that the program
+reads, and the command lines shown there work.
+"""
 
 import itertools
 import json
@@ -13,22 +17,22 @@ import pytest
 import torch
 
 from support.builders.checkpoints import make_checkpoint
-from support.builders.command_lines import find_verb, mlperf_words, parse_message, parse_words
+from support.builders.command_lines import find_verb, mlperf_words, parse_printed_commands, parse_words
 from support.builders.mlperf_logs import write_closed_log
 from support.processes.command import ROOT, narrow_arguments
 from trainstone.config.load import list_shipped
 from trainstone.models.resnet import build_resnet
 from trainstone.originals.command_line.reader import Flag, read_table
 from trainstone.originals.command_line.translate import ORIGINALS, read_key, translate
-from trainstone.results.findings import CODES
 
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [*ROOT.glob("*.md"), *PAGES, ROOT / "benchmarks/README.md"]
 
 
-def shell_lines() -> list[str]:
-    """Command lines of README's sh blocks, without their comments."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+def shell_lines(text: str = README) -> list[str]:
+    """Return the command lines of a page's sh blocks, without their comments."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
 
@@ -84,6 +88,29 @@ def test_readme_commands_run(quick, golden, tmp_path: Path, line: str):
     assert done.out
 
 
+DOCUMENTED = [
+    pytest.param(line, id=f"{page.stem}: {line}")
+    for page in PAGES
+    for line in shell_lines(page.read_text())
+    if re.search(r"(?:^| )(?:trainstone|make) ", line)
+]
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_command_of_a_page_is_parsed_by_the_command_line(line: str):
+    """Also behind a launcher (srun ... trainstone train) and in a shell loop."""
+    if line.startswith("make "):
+        test_readme_make_targets_exist(line)
+        return
+    command = re.search(r"(?:^| )trainstone ([^;>|]*)", line)
+    assert command is not None, line
+    parse_words(shlex.split(command[1].replace("$seed", "1")))
+
+
+def test_pages_show_many_commands():
+    assert len(DOCUMENTED) > 60
+
+
 def test_readme_tree_is_the_folder():
     tree = README[README.index("```text\nsrc/trainstone/") :]
     named = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
@@ -94,32 +121,25 @@ def test_readme_tree_is_the_folder():
             assert (ROOT / "src/trainstone" / folder / file).exists(), f"{folder}/{file} is in README only"
 
 
+def list_anchors(document: Path) -> set[str]:
+    """Return the anchors of a page's headings as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_files_named_in_documents_lead_somewhere(document: Path):
+def test_links_and_files_named_in_documents_exist(document: Path):
     text = document.read_text()
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
         if not target.startswith(("http:", "https:")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
-    folders = "cli|launch|report|train|workloads|measure|models|results|config|machine"
-    for name in re.findall(rf"`((?:{folders})/\w+\.\w+)`", text):
+            path = document.parent / target if target else document
+            assert path.exists(), f"{document.name} links to {target}"
+            assert not anchor or anchor in list_anchors(path), f"{document.name} links to {target}#{anchor}"
+    packages = "|".join(sorted(path.parent.name for path in (ROOT / "src/trainstone").glob("*/__init__.py")))
+    for name in re.findall(rf"`((?:{packages})/[\w/]+\.\w+)`", text):
         assert (ROOT / "src/trainstone" / name).exists(), f"{document.name} names {name}"
 
 
-def test_every_finding_has_its_section():
-    text = (ROOT / "docs/troubleshooting.md").read_text()
-    assert re.findall(r"^### ([a-z-]+)$", text, re.MULTILINE) == list(CODES)
-
-
-def test_every_result_key_is_documented():
-    from trainstone.results.schema.run import Result
-
-    text = (ROOT / "docs/results-format.md").read_text()
-    missing = [name for name in Result.model_fields if f"`{name}`" not in text and f"`{name}[]`" not in text]
-    assert not missing
-
-
-FRAGMENTS = ("trainstone data imagenet --boxes", "trainstone data imagenet --format tfrecord")
-"""Named for one flag alone."""
 HEAD = "| old | default there | here | remark |"
 
 
@@ -127,11 +147,11 @@ def page_row(flag: Flag) -> str:
     """A row of the table that explains a flag or variable."""
     default = f"`{flag.default}`" if flag.default else "–"
     remark = "; ".join(filter(None, (flag.remark, f"allowed: {', '.join(flag.choices)}" if flag.choices else "")))
-    return f"| `{flag.old}` | {default} | {flag.here or '–'} | {remark} |"
+    return f"| `{flag.old}` | {default} | {flag.equivalent or '–'} | {remark} |"
 
 
 def read_page(original: str) -> str:
-    return (ROOT / "docs/from" / f"{original}.md").read_text()
+    return (ROOT / "docs/how-to" / f"move-from-{original}.md").read_text()
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
@@ -151,7 +171,7 @@ def test_lines_that_the_pages_show_work(original: str, tmp_path: Path, monkeypat
     for line in lines:
         message = translate(original, shlex.split(line))
         assert message.command
-        parse_message(message)
+        parse_printed_commands(message)
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
@@ -162,7 +182,7 @@ def test_commands_that_the_pages_name_are_the_command_line_s(original: str):
     assert len(commands) > 5
     for command in commands:
         words = shlex.split(re.sub(r"(?<![\w.-])(N|NODES|BATCH|\$seed)$|(?<= )(N|NODES|\$seed)(?= )", "1", command))[1:]
-        if find_verb(words)[1] and command not in FRAGMENTS:
+        if find_verb(words)[1]:
             parse_words(words)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA DALI on the CPU: its own decoder of random crops, then resize and flip, in pixels of one byte."""
+"""Arm of benchmarks/input.py: NVIDIA DALI on the CPU. Decodes random crops, resizes and flips uint8 pixels."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ from nvidia import dali
 from nvidia.dali import fn, pipeline_def, types
 from turns import serve
 
-# One operator for all, or one each: which is quicker depends on the sizes of the images.
+# A combined operator or separate ones: the faster one depends on the image sizes.
 VARIANTS = ["resize and flip", "resize_crop_mirror"]
 
 
 def open_batches(variant, job) -> Iterator:
     size = (job["size"], job["size"])
-    # Averaging all pixels under a new one (antialias) costs 15 %; tf.data, MXNet and trainstone do not do it, either.
+    # antialias would cost 15 %; tf.data, MXNet and trainstone do not use it, either.
     how = {"size": size, "interp_type": types.INTERP_LINEAR, "antialias": False}
 
     @pipeline_def(batch_size=job["batch"], num_threads=job["threads"], device_id=None, prefetch_queue_depth=2)
@@ -26,7 +26,7 @@ def open_batches(variant, job) -> Iterator:
             random_area=(0.08, 1.0),
             random_aspect_ratio=(3 / 4, 4 / 3),
             num_attempts=10,
-            use_fast_idct=True,  # as the others: libjpeg's quick transform
+            use_fast_idct=True,  # like the others: libjpeg's fast transform
         )
         coin = fn.random.coin_flip()
         if variant == "resize_crop_mirror":

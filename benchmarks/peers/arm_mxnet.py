@@ -1,4 +1,4 @@
-"""MXNet's iterator of RecordIO, as its own ImageNet example uses it. Its images come as planes: (3, 224, 224)."""
+"""Arm of benchmarks/input.py: MXNet's RecordIO iterator, as in its ImageNet example. Images are (3, 224, 224)."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,9 @@ import mxnet as mx
 import numpy as np
 from turns import serve
 
-# Told more, MXNet takes half of the cores less one, at least one: of two cores one. So there is a second way to use
-# all: an iterator for each thread, each with its part of the file.
-VARIANTS = ["one iterator", "an iterator a thread"]
+# MXNet decodes on at most half of the cores minus one, at least one: one of two cores. The second variant uses all
+# cores: one iterator per thread, each with its part of the file.
+VARIANTS = ["one iterator", "one iterator per thread"]
 
 
 def open_batches(variant, job) -> Iterator:
@@ -25,10 +25,10 @@ def open_batches(variant, job) -> Iterator:
 
 
 def open_part(part, num_parts, job) -> mx.io.MXDataIter:
-    """Return the iterator over one part of the file; with pixels of one byte, 10 % quicker than float32."""
+    """Return the iterator over one part of the file; uint8 is 10 % faster than float32."""
     return mx.io.ImageRecordUInt8Iter(
         path_imgrec=job["recordio"],
-        path_imgidx=job["index"],  # without it 64 MB of images are decoded ahead, to shuffle them
+        path_imgidx=job["index"],  # without it 64 MB of images are decoded in advance for shuffling
         part_index=part,
         num_parts=num_parts,
         data_shape=(3, job["size"], job["size"]),
@@ -48,7 +48,7 @@ def open_part(part, num_parts, job) -> mx.io.MXDataIter:
 
 
 class Planes:
-    """MXNet's array, asked like numpy's; copies only what is looked at."""
+    """MXNet's array with NumPy indexing; copies only the elements that are read."""
 
     def __init__(self, array) -> None:
         self.array = array

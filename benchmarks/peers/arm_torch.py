@@ -1,4 +1,4 @@
-"""torch's DataLoader with Pillow: a process for each thread, each decodes whole images, crops and resizes in one."""
+"""Arm of benchmarks/input.py: torch's DataLoader with Pillow. One process per thread decodes, crops and resizes."""
 
 import math
 import random
@@ -15,7 +15,7 @@ BILINEAR, MIRROR = Image.Resampling.BILINEAR, Image.Transpose.FLIP_LEFT_RIGHT
 
 
 class Images(Dataset):
-    """Files of class folders, each time cropped and mirrored anew."""
+    """Images of class folders, randomly cropped and mirrored."""
 
     def __init__(self, folder, size) -> None:
         self.paths = sorted(Path(folder).glob("*/*"))
@@ -28,7 +28,7 @@ class Images(Dataset):
 
     def __getitem__(self, number) -> tuple:
         with Image.open(self.paths[number]) as opened:
-            # Not `draft`, which decodes at half the size: a usual loader does not.
+            # Without `draft`, which decodes at half size: common loaders do not use it.
             image = opened.convert("RGB")
         image = image.resize(self.size, BILINEAR, box=draw_crop(*image.size))
         if random.random() < 0.5:
@@ -37,7 +37,7 @@ class Images(Dataset):
 
 
 def draw_crop(width, height) -> tuple:
-    """Return left, top, right, bottom: torchvision's law."""
+    """Return left, top, right, bottom with torchvision's distribution."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         aspect = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -45,7 +45,7 @@ def draw_crop(width, height) -> tuple:
         if 0 < across <= width and 0 < down <= height:
             left, top = random.randint(0, width - across), random.randint(0, height - down)
             return left, top, left + across, top + down
-    side = min(width, height)  # seldom reached
+    side = min(width, height)  # rarely reached
     return (width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2
 
 
@@ -57,7 +57,7 @@ def open_batches(_, job) -> Iterator:
         drop_last=True,
         num_workers=job["threads"],
         prefetch_factor=4,
-        persistent_workers=True,  # they live from epoch to epoch, and end with the loader
+        persistent_workers=True,  # kept across epochs
     )
     while True:
         yield from loader

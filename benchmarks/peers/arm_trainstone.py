@@ -1,4 +1,4 @@
-"""trainstone's own loader, as `trainstone bench --data` uses it."""
+"""Arm of benchmarks/input.py: trainstone's loader, as in `trainstone bench --data`."""
 
 from collections.abc import Iterator
 from pathlib import Path

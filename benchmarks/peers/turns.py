@@ -1,9 +1,9 @@
-"""What every arm of benchmarks/input.py does: wait for its turn, make batches, tell the seconds, be quiet again.
+"""Command loop of every arm of benchmarks/input.py: wait for a command, make batches, print the seconds, become idle.
 
-Runs in the environments of other systems, hence the standard library only. Lines on stdin:
+Uses only the standard library, because it runs in the environments of other systems. Lines on stdin:
 
-go VARIANT BATCHES          seconds for so many batches, after some that are not timed
-save VARIANT PATH           the first batch's images as .npy, to look at
+go VARIANT BATCHES          time this many batches, after some untimed ones
+save VARIANT PATH           write the first batch's images as .npy
 """
 
 import gc
@@ -15,26 +15,26 @@ WARM_UP_BATCHES = 8  # AUTOTUNE of tf.data begins with one thread
 
 
 def serve(system, variants, open_batches) -> None:
-    """Obey lines until stdin ends; `open_batches(variant, job)` is a generator of (images, labels) without end."""
+    """Run commands until stdin ends; `open_batches(variant, job)` is an infinite generator of (images, labels)."""
     job = json.loads(sys.argv[1])
     answer({"system": system, "variants": variants})
     for line in sys.stdin:
         word, variant, value = line.rstrip("\n").split("\t")
         batches = open_batches(variant, job)
         seconds = measure(batches, int(value), job) if word == "go" else save(next(batches), value)
-        # Ends threads and workers: nothing may be fetched ahead during another arm's turn.
+        # Stop threads and workers: prefetching would disturb the next arm.
         batches.close()
         del batches
         gc.collect()
         answer({"seconds": seconds})
 
 
-def answer(said) -> None:
-    print(json.dumps(said), flush=True)
+def answer(message) -> None:
+    print(json.dumps(message), flush=True)
 
 
 def measure(batches, num_batches, job) -> float:
-    """Return the seconds from one batch in hand to the one `num_batches` later."""
+    """Return the seconds for `num_batches` batches, after the warm-up."""
     for _ in range(WARM_UP_BATCHES):
         touch(next(batches), job)
     begin = time.perf_counter()
@@ -44,7 +44,7 @@ def measure(batches, num_batches, job) -> float:
 
 
 def touch(batch, job) -> None:
-    """Look at a few bytes of a batch, so that nothing can be put off."""
+    """Read a few bytes of a batch, so that lazy work is done."""
     images, labels = batch
     assert sorted(images.shape) == sorted((job["batch"], job["size"], job["size"], 3)), images.shape
     assert len(labels) == job["batch"], labels.shape

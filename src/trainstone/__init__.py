@@ -1,3 +1,3 @@
-"""trainstone: how fast this machine trains vision models, with an error bar, and what limits it."""
+"""trainstone: a benchmark of vision training: speed with a confidence interval, and what limits it."""
 
 __version__ = "0.1.0"

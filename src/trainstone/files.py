@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens while they are written, and where our own cache is."""
+"""Atomic file writes, JSON output, and the cache folder."""
 
 import contextlib
 import json
@@ -12,31 +12,31 @@ from trainstone.errors import ResultError
 
 
 def write_atomically(path: Path, text: str | Iterable[str | bytes]) -> None:
-    """Write a file so that a reader or a crash sees the old or the new content, never a part.
+    """Write a file atomically: a reader, or a crash, sees the old or the new content, never a part.
 
-    The text may come in pieces. Only ordinary files are replaced: not a device, not a folder. The new name cannot be
-    known before, so that nobody can put a link in its place.
+    The text may come in pieces. Only regular files are replaced, not devices or folders. The temporary name is random,
+    so that no other user can place a link there.
     """
     if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is not an ordinary file; it is left alone")
+        raise ResultError(f"cannot replace {path}: it is not a regular file")
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        # A command line may hold bytes that are no UTF-8; \\udcff is the same character in JSON.
+        # A command line may have bytes that are not UTF-8; \\udcff is the same character in JSON.
         with os.fdopen(descriptor, "wb") as file:
             for piece in [text] if isinstance(text, str) else text:
                 file.write(piece.encode("utf-8", "backslashreplace") if isinstance(piece, str) else piece)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:  # whoever makes the pieces may fail, too
+    except BaseException:  # the iterable may raise as well
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
 
 
 def cache_folder() -> Path:
-    """Where generated and downloaded things are kept: $TRAINSTONE_CACHE, else the user's cache folder."""
+    """Return the folder for generated and downloaded files: $TRAINSTONE_CACHE, else the user's cache folder."""
     chosen = os.environ.get("TRAINSTONE_CACHE")
     if chosen:
         return Path(chosen)
@@ -44,12 +44,12 @@ def cache_folder() -> Path:
 
 
 def dump_json(document: Any) -> str:
-    """Return JSON as it stands in files and on stdout: indented, real characters, no NaN."""
+    """Return JSON as written to files and stdout: indented, Unicode not escaped, no NaN."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def sync_path(path: Path) -> None:
-    """Bring a file, or the names in a folder, to disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Logging of the package's own logger; configured by cli/main.py alone, never at import, never the root logger."""
+"""Configuration of the logger `trainstone`; only cli/main.py calls it. The root logger is not changed."""
 
 import logging
 import sys
@@ -13,14 +13,14 @@ FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TerminalFormatter(logging.Formatter):
-    """Shows control characters in messages instead of sending them to the terminal."""
+    """Escape control characters in messages."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))
 
 
 def configure_terminal(*, verbose: int, quiet: int) -> None:
-    """Send messages to stderr: warnings, with -v also information, with -vv everything; -q errors only."""
+    """Log to stderr: warnings by default, INFO with -v, DEBUG with -vv, only errors with -q."""
     level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(max(-1, verbose - quiet), logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)
@@ -31,8 +31,8 @@ def configure_terminal(*, verbose: int, quiet: int) -> None:
 
 
 @contextmanager
-def log_into(path: Path) -> Iterator[None]:
-    """Meanwhile write everything to a file of the run folder as well."""
+def log_to_file(path: Path) -> Iterator[None]:
+    """Also log everything to a file of the run folder until the context ends."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setLevel(logging.DEBUG)
     handler.setFormatter(logging.Formatter(FILE_FORMAT))

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, bytes, rates, ratios. Pure; used in terminal, report and messages alike."""
+"""Format durations, bytes, rates and ratios for the terminal, the report and messages."""
 
 import math
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def format_rate(images_per_second: float) -> str:
 
 
 def format_interval(ends: tuple[float, float], form: Callable[[float], str] = format_rate) -> str:
-    """Return 1,177 … 1,203: both ends of an interval, of images/s unless another form is given."""
+    """Return 1,177 … 1,203: both ends of an interval, by default in images/s."""
     return f"{form(ends[0])} … {form(ends[1])}"
 
 
@@ -66,7 +66,7 @@ def format_percent(share: float, digits: int = 1) -> str:
 
 
 def format_share(share: float) -> str:
-    """Return 71 %, 7.1 % or 0.13 %: two digits, whatever the size."""
+    """Return 71 %, 7.1 % or 0.13 %: always two significant digits."""
     return format_percent(share, count_decimals(100 * share, 2))
 
 
@@ -85,5 +85,5 @@ def format_count(number: int, noun: str) -> str:
 
 
 def count_decimals(value: float, digits: int) -> int:
-    """Return how many decimals show so many digits of a positive number."""
+    """Return how many decimals show `digits` significant digits of a positive number."""
     return max(0, digits - 1 - math.floor(math.log10(value)))

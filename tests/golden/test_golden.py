@@ -1,4 +1,4 @@
-"""The golden runs: they read back, carry the findings they are named for, and are judged as they were."""
+"""Golden runs: they can be read, have the expected findings, and their step files give the stored results."""
 
 import pytest
 
@@ -20,12 +20,12 @@ FINDINGS = {
 }
 
 
-def test_every_folder_is_named_here():
+def test_golden_folders_match_expected_cases():
     assert {path.parent.name for path in GOLDEN.glob("*/result.json")} == set(FINDINGS)
 
 
 @pytest.mark.parametrize("case", FINDINGS)
-def test_golden_run_is_small_plain_text_and_reads_back_with_its_findings(golden, case: str):
+def test_golden_run_is_small_text_and_has_expected_findings(golden, case: str):
     path = golden(case)
     texts = [file.read_bytes().decode("utf-8") for file in path.rglob("*") if file.is_file()]
     assert sum(len(text.encode()) for text in texts) < 100_000
@@ -40,7 +40,7 @@ def test_golden_run_is_small_plain_text_and_reads_back_with_its_findings(golden,
     assert all(read_samples(file) for file in telemetry)
 
 
-def test_the_killed_one_ends_in_a_torn_line(golden):
+def test_killed_run_ends_with_truncated_line(golden):
     path = golden("killed")
     text = (path / "steps-rank0000.csv").read_text()
     assert not text.endswith("\n")
@@ -48,7 +48,7 @@ def test_the_killed_one_ends_in_a_torn_line(golden):
     assert '"status": "running"' in (path / "result.json").read_text()
 
 
-def test_ten_ranks_are_two_hosts_with_a_slow_device(golden):
+def test_ten_ranks_run_has_two_hosts_and_one_slow_device(golden):
     result = read_result(golden("ten-ranks"))
     assert (result.world.ranks, result.world.nodes) == (10, 2)
     assert len(result.devices) == 10
@@ -57,17 +57,17 @@ def test_ten_ranks_are_two_hosts_with_a_slow_device(golden):
 
 
 @pytest.mark.parametrize("case", ["good", "data-starved", "never-steady", "throttled"])
-def test_steps_are_judged_as_stored(case: str):
+def test_summarise_steps_reproduces_stored_result(case: str):
     path = GOLDEN / case
     stored = read_result(path)
     assert stored.throughput is not None
     assert stored.step_seconds is not None
     assert stored.utilisation is not None
     summary = summarise_steps(read_columns(path / "steps-rank0000.csv"), compiled=False)
-    found, wanted = summary.throughput, stored.throughput
-    assert (found.steady, found.steady_from_step) == (wanted.steady, wanted.steady_from_step)
-    assert found.images_per_second == pytest.approx(wanted.images_per_second, rel=1e-5)
-    assert found.ci95 == (wanted.ci95 and pytest.approx(wanted.ci95, rel=1e-5))
+    found, expected = summary.throughput, stored.throughput
+    assert (found.steady, found.steady_from_step) == (expected.steady, expected.steady_from_step)
+    assert found.images_per_second == pytest.approx(expected.images_per_second, rel=1e-5)
+    assert found.ci95 == (expected.ci95 and pytest.approx(expected.ci95, rel=1e-5))
     assert summary.step_seconds.p99 == pytest.approx(stored.step_seconds.p99, rel=1e-5)
     findings = [
         *check_throughput(found, summary.step_seconds),

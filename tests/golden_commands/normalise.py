@@ -45,11 +45,11 @@ MEASURED = [
     # Rows of tables
     (r"(noise +grade) .*", r"\1 <grade>"),
     (r"noise grade [A-C]", "noise grade <grade>"),
-    (r"^( *(?:window|over epochs|exchange|where|busy|profiler|operators|roofline) ).*", r"\1<measured>"),
+    (r"^( *(?:window|over epochs|gradient sync|breakdown|busy|profiler|operators|roofline) ).*", r"\1<measured>"),
     (r"^( *(?:read|decode|crop-resize|batch|all|seed \d+) +){N} .*", r"\1<measured>"),
     (r"^ +\d+ +{N}.*[▁-▏]$", "<row>"),
     (r"^( +\d+ +){N} +[▁-▏]+ .*", r"\1<measured>"),
-    (r"^(?!ResNet).*\b[Kk]nee\b.*|^There it reaches .*|^Beyond .* it falls: .*", "<knee>"),
+    (r"^(?!ResNet).*\b[Kk]nee\b.*|^At .* it reaches .*|^The speed falls beyond .*|^A step costs .*", "<knee>"),
     (r"^( *steps +)[▁-▏|].*", r"\1<sparkline>"),
     (r"^( *time +).*", r"\1<measured>"),
     (
@@ -60,7 +60,7 @@ MEASURED = [
     (r"(allocator: ).*", r"\1<allocator>"),
     (r"peak {N} [KMGT]?FLOP/s measured in this run: .*\)", "peak <number> measured in this run)"),
     (r"(decoder: \w+; ).*", r"\1<cores>"),
-    (r"take {N} cores; .*", "take <number> cores"),
+    (r"or {N} cores; .*", "or <number> cores"),
     (r"^(?:warning|info)(: steps \d+ to \d+ were profiled: ).* \[profiled\]", r"<severity>\1<cost> [profiled]"),
     # Intervals and numbers
     (r" \((?:interval )?not established: [^)\n]*\)| ± [\d.]+ % \([^)\n]*\)", " <interval>"),

@@ -51,7 +51,7 @@ LOSSES = "## losses\nsteps-rank0000.csv losses: 7.14634 6.93478\n"
         ("throughput  89 images/s ± 1.3 % (95 %, within this run)", "throughput  <number> images/s <interval>"),
         ("throughput  9 images/s (interval not established: 7)", "throughput  <number> images/s <interval>"),
         ("limited by memory bandwidth; noise grade C", "limited by <limit>; noise grade <grade>"),
-        ("16.2 MFLOP an image; peak 1 TFLOP/s not measured", "16.2 MFLOP an image; peak 1 TFLOP/s not measured"),
+        ("16.2 MFLOP per image; peak 1 TFLOP/s not measured", "16.2 MFLOP per image; peak 1 TFLOP/s not measured"),
         ("error: unknown key 'model.deth' at step 4", "error: unknown key 'model.deth' at step 4"),
         ("warning: busy [noisy-machine]\n    stop other work\nend", "end"),
         ("warning: too high [learning-rate]\n    lower it", "warning: too high [learning-rate]\n    lower it"),

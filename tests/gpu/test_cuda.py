@@ -1,4 +1,4 @@
-"""The CUDA paths: not run here by their authors, who had no GPU; `pytest -m gpu` runs them where there is one."""
+"""Tests of the CUDA paths: `pytest -m gpu` runs them on a machine with a GPU. They were written without one."""
 
 import shutil
 from collections.abc import Generator
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.builders.training_runs import assert_same, list_settings, make_config, read_learned, train_here
+from support.builders.training_runs import assert_same, list_settings, make_config, read_trained_run, train_here
 from support.processes.flows import follow
 from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
-from trainstone.engine.precision_trial import fastest, try_precisions
+from trainstone.engine.precision_trial import choose_fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.profile.ncu import add_cores
@@ -51,7 +51,7 @@ def run(*settings: str):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_come_in_order_and_take_time(case: str):
+def test_train_steps_are_in_order_with_positive_times(case: str):
     records = run(*CASES[case])
     assert [record.step for record in records] == list(range(12))
     assert all(0 < record.step_seconds < 60 for record in records)
@@ -59,31 +59,31 @@ def test_steps_come_in_order_and_take_time(case: str):
     assert all(record.loss == record.loss for record in records)
 
 
-def test_graphs_do_the_same_mathematics():
-    """A captured step has three ordinary ones before it, on the first batch."""
+def test_cuda_graphs_losses_equal_eager():
+    """Three eager steps on the first batch precede the captured step."""
     plain = [r.loss for r in run("train.precision=fp32", "data.num_synthetic_batches=1")]
     graphed = [r.loss for r in run("train.precision=fp32", "data.num_synthetic_batches=1", "engine.cuda_graphs=true")]
-    assert graphed[:5] == pytest.approx(plain[3:8], rel=1e-2)  # the capture itself runs nothing
+    assert graphed[:5] == pytest.approx(plain[3:8], rel=1e-2)  # the capture itself executes nothing
 
 
-def test_events_add_up_to_the_wall():
+def test_cuda_timer_steps_sum_to_wall_time():
     records = run("train.precision=fp32")
     wall = records[-1].start_seconds + records[-1].step_seconds - records[4].start_seconds
     assert sum(record.step_seconds for record in records[4:]) == pytest.approx(wall, rel=0.2)
 
 
-def test_a_peak_at_every_precision():
+def test_measure_peaks_fp16_is_faster_than_fp32():
     device = torch.device("cuda:0")
     assert measure_peaks(device, "fp16").flops > measure_peaks(device, "fp32").flops
 
 
-def test_auto_takes_something_faster_than_fp32():
+def test_try_precisions_selects_faster_than_fp32():
     trials = try_precisions("cuda:0", ["fp32", "tf32", "bf16", "fp16"], 1)
     assert all(trial.failure is None for trial in trials)
-    assert fastest(trials) != "fp32"
+    assert choose_fastest(trials) != "fp32"
 
 
-def test_telemetry_reads_the_device():
+def test_choose_reader_reads_gpu():
     reader = choose_reader(torch.device("cuda:0"))
     reading = reader.read()
     reader.close()
@@ -92,7 +92,7 @@ def test_telemetry_reads_the_device():
 
 
 @pytest.mark.multigpu
-def test_the_second_device_is_timed_by_its_own_clock():
+def test_cuda_timer_times_second_device():
     config = load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"])
     fitted = fit_to_machine(config, strict=False)
     records = list(train_steps(build_task(fitted.config, fitted.device), CudaTimer(), num_steps=12))
@@ -111,21 +111,21 @@ TRAININGS = {
 
 
 @pytest.mark.parametrize("case", TRAININGS)
-def test_a_run_learns_and_ends(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_finishes_with_finite_weights(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = train_here(make_config(device="cuda", eval__target=1.0, **TRAININGS[case]), tmp_path, monkeypatch)
     assert run.result.status in ("target_missed", "target_reached")
     assert run.result.quality is not None
     assert run.result.quality.history[-1].images == 43
-    assert all(tensor.isfinite().all() for tensor in read_learned(run.path).tensors.values())
+    assert all(tensor.isfinite().all() for tensor in read_trained_run(run.path).tensors.values())
 
 
-def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_resumed_run_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"device": "cuda", "engine__deterministic": True, "eval__target": 1.0}
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     whole = train_here(make_config(**settings), tmp_path / "whole", monkeypatch)
     parts = train_here(make_config(**settings, stop__steps=17), tmp_path / "parts", monkeypatch)
     train_here(make_config(**settings), parts.path, monkeypatch, resume=True)
-    assert_same(read_learned(whole.path), read_learned(parts.path))
+    assert_same(read_trained_run(whole.path), read_trained_run(parts.path))
 
 
 def train_rank(folder: str) -> str:
@@ -141,7 +141,7 @@ def train_rank(folder: str) -> str:
 
 
 @pytest.mark.multigpu
-def test_two_devices_train_together(tmp_path: Path):
+def test_train_on_two_devices(tmp_path: Path):
     assert run_ranks(2, train_rank, tmp_path / "ranks", str(tmp_path / "runs"))[0] == "target_missed"
 
 
@@ -149,7 +149,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SCENES = {"model__width": 16, "data__image_size": 64, "train__batch_size": 8, "stop__epochs": 2.0}
 
 
-def test_loss_and_boxes_are_those_of_the_cpu():
+def test_detect_loss_and_boxes_equal_cpu():
     config = load_config("demo-detect", settings=["data.image_size=64"])
     batch = DETECT.synthetic_batches(config, 4)[0]
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_loss_and_boxes_are_those_of_the_cpu():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_a_run_learns_and_is_scored(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_detect_has_scores(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = list_settings(device="cuda", train__precision=precision, eval__async=True, **SCENES)
     run = train_here(load_config("demo-detect", settings=settings), tmp_path, monkeypatch)
     assert run.result.quality is not None
@@ -187,7 +187,7 @@ def profile_here(folder: Path, *settings: str, cores: bool = False) -> Result:
 
 
 @pytest.mark.parametrize("settings", [[], ["engine.compile=true"], ["engine.cuda_graphs=true"]])
-def test_kernels_fill_the_steps(tmp_path: Path, settings: list[str]):
+def test_profile_timeline_accounts_for_kernels(tmp_path: Path, settings: list[str]):
     timeline = profile_here(tmp_path, *settings).timeline
     assert timeline is not None
     assert timeline.device in ("cuda", "rocm")
@@ -196,18 +196,18 @@ def test_kernels_fill_the_steps(tmp_path: Path, settings: list[str]):
     assert timeline.accounted_share > 0.97
     assert timeline.kernels
     assert (timeline.roofline is not None) == (not settings)
-    if timeline.roofline is not None:  # it takes the device's times
+    if timeline.roofline is not None:  # computed from device times
         assert timeline.roofline.covered_share > 0.5
         assert all(point.share_of_bound < 3 for point in timeline.roofline.operators[:5])
 
 
-def test_phases_are_marked_for_an_outer_profiler(tmp_path: Path):
+def test_profile_nvtx_marks_phases_for_outer_profiler(tmp_path: Path):
     result = profile_here(tmp_path, "engine.nvtx=true")
     assert result.timeline is None
     assert "outer profiler" in next(found.message for found in result.findings if found.code == "profiled")
 
 
-def test_ncu_counts_the_cores(tmp_path: Path):
+def test_profile_ncu_measures_core_utilisation(tmp_path: Path):
     if shutil.which("ncu") is None:
         pytest.skip("needs NVIDIA's ncu")
     result = profile_here(tmp_path, cores=True)

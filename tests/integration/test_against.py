@@ -1,4 +1,4 @@
-"""trainstone bench --against through the real command line: two variants in turn, in one process; and doctor."""
+"""`trainstone bench --against` (two variants in one process) and `trainstone doctor` on the command line."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ def steps_of(run: Path, name: str) -> Columns:
 
 
 @pytest.mark.serial
-def test_the_same_thing_twice(quick, tmp_path: Path):
+def test_against_same_config_gives_comparison_and_equal_losses(quick, tmp_path: Path):
     done = quick(*TINY, "--against", "train.batch_size=2", "--iterations", "40", "--json")
     assert done.code == 0, done.err
     result = done.json()
@@ -49,13 +49,13 @@ def test_the_same_thing_twice(quick, tmp_path: Path):
     assert {"machine", "software", "noise", "memory", "devices", "findings"} <= set(result)
     assert "throughput" not in result
     losses = [steps_of(run, name)["loss"].tolist() for name in "ab"]
-    assert losses[0] == losses[1]  # not in the least disturbed by each other
+    assert losses[0] == losses[1]  # the variants do not influence each other
     assert len(losses[0]) == 40
 
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone, tmp_path: Path):
+def test_against_finds_difference_and_writes_run_per_variant(trainstone, tmp_path: Path):
     done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "5", "--json")
     assert done.code == 0, done.err
     result = done.json()
@@ -87,7 +87,7 @@ def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone,
     assert "points/a/steps-rank0000.csv" in result["files"]
 
 
-def test_another_recipe_file(quick, tmp_path: Path):
+def test_against_other_recipe_file(quick, tmp_path: Path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
         'name = "mine"\nversion = 1\nsummary = "a test"\n[model]\ndepth = 34\n[measure]\nseconds = 500.0\n'
@@ -102,19 +102,19 @@ def test_another_recipe_file(quick, tmp_path: Path):
     (row,) = result["comparison"]["rows"]
     assert (row["a"]["label"], row["b"]["label"]) == ("resnet50", "mine")
     other = load_config(str(find_run(tmp_path) / "points/b/config.toml"))
-    assert other.model.depth == 18  # --set is for both
-    assert other.train.batch_size == 4  # --against KEY=VALUE for B alone
+    assert other.model.depth == 18  # --set applies to both
+    assert other.train.batch_size == 4  # --against KEY=VALUE applies to B only
     assert other.measure.seconds == 60
 
 
-def test_too_few_rounds_are_told(quick):
+def test_against_with_few_rounds_is_not_assessed(quick):
     done = quick(*TINY, "--against", "seed=1", "--iterations", "11", "-q")
     assert done.code == 0, done.err
     assert "not assessed" in done.out
     assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
 
 
-def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: Path):
+def test_against_failure_names_variant_in_all_folders(quick, tmp_path: Path):
     done = quick(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
     assert done.code == 6
     assert "error: B: the loss of step" in done.err
@@ -126,7 +126,7 @@ def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: P
         assert result.findings[-1].message.startswith("B: the loss of step")
 
 
-def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_path: Path):
+def test_against_interrupted_keeps_measured_steps(nursery: Nursery, tmp_path: Path):
     child = nursery.start(*TINY, "--against", "train.batch_size=4", "--iterations", "100000", cwd=tmp_path)
     files = "runs/*/points/b/steps-rank0000.csv"
     wait_until(lambda: any(len(file.read_text().splitlines()) > 5 for file in tmp_path.glob(files)))
@@ -143,7 +143,7 @@ def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_
     assert read_result(run / "points/b").throughput is not None
 
 
-def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
+def test_doctor_lists_checks_with_status(trainstone):
     done = trainstone("doctor", "--json")
     assert done.code == 0, done.err
     checks = {check["name"]: check for check in done.json()["checks"]}
@@ -155,7 +155,7 @@ def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_doctor_with_the_same_thing_twice_gives_a_noise_floor(trainstone):
+def test_doctor_aa_gives_noise_floor(trainstone):
     done = trainstone("doctor", "--aa", *narrow_arguments(), "--seconds", "6", "--json")
     assert done.code == 0, done.err
     floor = done.json()
@@ -166,7 +166,7 @@ def test_doctor_with_the_same_thing_twice_gives_a_noise_floor(trainstone):
     assert len(floor["block_seconds"]["A"]) == len(floor["block_seconds"]["B"]) == floor["num_pairs"]
 
 
-def test_a_number_of_steps_gives_whole_rounds_in_numbers_and_in_words(quick):
+def test_doctor_aa_iterations_gives_complete_rounds(quick):
     words = ("doctor", "--aa", *narrow_arguments(), "--set", "measure.iterations=30")
     done = quick(*words, "--json", "-q")
     assert done.code == 0, done.err
@@ -178,12 +178,12 @@ def test_a_number_of_steps_gives_whole_rounds_in_numbers_and_in_words(quick):
     assert [len(seconds) for seconds in floor["block_seconds"].values()] == [16, 16]
     done = quick(*words)
     assert done.code == 0, done.err
-    assert done.out.startswith("The same thing twice, 16 interleaved pairs of 1 steps each:\n  difference ")
+    assert done.out.startswith("A/A test: 16 interleaved pairs of blocks of 1 steps\n  difference ")
     assert "\n  noise floor " in done.out
     assert "\n  smallest detectable " in done.out
 
 
-def test_too_little_time_for_a_noise_floor_is_told(quick):
+def test_doctor_aa_with_too_little_time_fails(quick):
     done = quick("doctor", "--aa", *narrow_arguments(), "--seconds", "0.01")
     assert done.code == 6
     assert "pairs of blocks" in done.err

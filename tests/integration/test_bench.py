@@ -1,4 +1,4 @@
-"""trainstone bench through the real command line."""
+"""`trainstone bench` on the command line."""
 
 import json
 import os
@@ -27,8 +27,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_bench_whole_run_gives_the_document_and_the_folder_of_the_contract(trainstone, tmp_path: Path):
-    """With its peak and its page, in a process as users start it."""
+def test_bench_writes_documented_result_and_folder(trainstone, tmp_path: Path):
+    """Includes measured peak and report, in a new process as users start it."""
     done = trainstone(*QUICK, "--json")
     assert done.code == 0, done.err
     result, run = done.json(), find_run(tmp_path)
@@ -40,7 +40,7 @@ def test_bench_whole_run_gives_the_document_and_the_folder_of_the_contract(train
     if throughput["ci_covers"] == "within this run":
         low, high = throughput["ci95"]
         assert low < throughput["images_per_second"] < high
-    else:  # a very noisy moment: too few independent blocks
+    else:  # very noisy machine: too few independent blocks
         assert throughput["ci_covers"].startswith("not established: ")
         assert "ci95" not in throughput
     assert {"median", "p5", "p95", "p99", "mad", "first"} <= set(result["step_seconds"])
@@ -62,7 +62,7 @@ def test_bench_whole_run_gives_the_document_and_the_folder_of_the_contract(train
     assert int(telemetry[-1].split(",")[1]) > 0
 
 
-def test_config_toml_repeats_the_run_to_the_bit(quick, tmp_path: Path):
+def test_bench_with_written_config_repeats_losses_bit_for_bit(quick, tmp_path: Path):
     exact = ["--iterations", "6", "--json", "-q"]
     first = quick("bench", *narrow_arguments(), *exact, "--seed", "7")
     assert first.code == 0, first.err
@@ -76,7 +76,7 @@ def test_config_toml_repeats_the_run_to_the_bit(quick, tmp_path: Path):
     assert first.json()["recipe"] == second.json()["recipe"]
 
 
-def test_phases_are_split_on_demand(quick):
+def test_bench_split_phases_sum_to_train_seconds(quick):
     result = quick(*BRIEF, "--json", "-q", "--set", "engine.split_phases=true").json()
     phases = result["phases"]
     parts = phases["forward_seconds"] + phases["backward_seconds"] + phases["optimizer_seconds"]
@@ -85,8 +85,8 @@ def test_phases_are_split_on_demand(quick):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_keep_memory_is_recorded_works_and_can_be_switched_off(trainstone):
-    """The first activations are 42 MB: more than glibc ever keeps by itself (32 MiB), so they fault at every step."""
+def test_bench_keep_memory_reduces_page_faults(trainstone):
+    """The first activations have 42 MB: glibc keeps at most 32 MiB, so they cause page faults in every step."""
     large = ("train.batch_size=32", "data.image_size=288")
     settings = [*TINY, *(part for setting in large for part in ("--set", setting))]
     settings += ["--iterations", "8", "--json", "-q"]
@@ -97,7 +97,7 @@ def test_keep_memory_is_recorded_works_and_can_be_switched_off(trainstone):
     assert kept["page_faults_per_step"] < 0.5 * given_back["page_faults_per_step"]
 
 
-def test_runs_give_an_interval_between_runs(quick, tmp_path: Path):
+def test_bench_runs_gives_interval_between_runs(quick, tmp_path: Path):
     done = quick(*TINY, "--iterations", "20", "--runs", "3", "--seed", "4", "--json")
     assert done.code == 0, done.err
     result = done.json()
@@ -114,7 +114,7 @@ def test_runs_give_an_interval_between_runs(quick, tmp_path: Path):
 @pytest.mark.parametrize(
     ("setting", "code"), [("optimizer.learning_rate=1e30", "run-failed"), ("train.batch_size=1000000", "out-of-memory")]
 )
-def test_failed_run_says_so_in_its_folder(quick, tmp_path: Path, setting: str, code: str):
+def test_bench_failure_is_recorded_in_run_folder(quick, tmp_path: Path, setting: str, code: str):
     done = quick(*QUICK, "--set", setting)
     assert done.code == 6
     result = read_result(find_run(tmp_path))
@@ -123,7 +123,7 @@ def test_failed_run_says_so_in_its_folder(quick, tmp_path: Path, setting: str, c
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_or_killed_run_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
+def test_bench_stopped_or_killed_keeps_measured_steps(nursery: Nursery, tmp_path: Path, number: signal.Signals):
     child = nursery.start(*ENDLESS, cwd=tmp_path)
     steps = "runs/*/steps-rank0000.csv"
     wait_until(lambda: any(len(path.read_text().splitlines()) > 5 for path in tmp_path.glob(steps)))
@@ -141,7 +141,7 @@ def test_a_stopped_or_killed_run_keeps_what_it_measured(nursery: Nursery, tmp_pa
     assert "Traceback" not in ended.err
 
 
-def test_ctrl_c_stops_all_runs(nursery: Nursery, tmp_path: Path):
+def test_bench_runs_ctrl_c_stops_all_runs(nursery: Nursery, tmp_path: Path):
     child = nursery.start(*ENDLESS, "--runs", "3", cwd=tmp_path)
     wait_until(lambda: any(tmp_path.glob("runs/*/points/*/steps-rank0000.csv")))
     os.killpg(child.pid, signal.SIGINT)
@@ -161,7 +161,7 @@ def run_in_terminal(nursery: Nursery, folder: Path, *arguments: str, **variables
     child = nursery.start(*arguments, cwd=folder, env=environment, terminal=os.ttyname(terminal))
     os.close(terminal)
     shown = b""
-    with suppress(OSError):  # the terminal's end is an error on Linux
+    with suppress(OSError):  # on Linux reading at the end of a terminal is an error
         while part := os.read(controller, 65536):
             shown += part
     os.close(controller)
@@ -169,23 +169,23 @@ def run_in_terminal(nursery: Nursery, folder: Path, *arguments: str, **variables
     return shown.decode()
 
 
-def test_terminal_gets_colour_and_a_live_line_unless_no_color(nursery: Nursery, tmp_path: Path):
+def test_bench_in_terminal_has_colour_and_live_line_unless_no_color(nursery: Nursery, tmp_path: Path):
     shown = run_in_terminal(nursery, tmp_path, *BRIEF)
     assert "\x1b[33mwarning" in shown or "\x1b[36minfo" in shown
-    assert "fitting the recipe to this machine\r" in shown  # drawn over: a live line
+    assert "fitting the recipe to this machine\r" in shown  # overwritten: a live line
     plain = run_in_terminal(nursery, tmp_path, *BRIEF, NO_COLOR="1")
     assert "ResNet-18" in plain
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain)
 
 
-def test_a_terminal_without_unicode_is_no_reason_to_fail(quick):
+def test_bench_works_in_terminal_without_unicode(quick):
     done = quick(*BRIEF, "-q", env={"PYTHONIOENCODING": "ascii"})
     assert done.code == 0, done.err
     assert "ResNet-18" in done.out
 
 
 @pytest.mark.serial
-def test_the_real_thing(trainstone):
+def test_bench_default_recipe(trainstone):
     done = trainstone("bench", "--seconds", "10", "--json", "--device", "cpu")
     assert done.code == 0, done.err
     result = done.json()
@@ -196,14 +196,14 @@ def test_the_real_thing(trainstone):
     assert "auto" not in {result["config"]["train"][key] for key in ("batch_size", "precision")}
 
 
-# With a cache of its own, so that nothing is already compiled.
+# Used with an empty compiler cache.
 COMPILED = [*TINY, "--iterations", "8", "--json", "-q", "--set", "engine.compile=true"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_compile_time_is_told_apart(quick, tmp_path: Path):
-    # Without vectors the compiler is done sooner.
+def test_bench_reports_compile_time_separately(quick, tmp_path: Path):
+    # Compiling is faster without vector instructions.
     again = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "ATEN_CPU_CAPABILITY": "default"}
     done = quick(*COMPILED, env=again)
     assert done.code == 0, done.err
@@ -215,7 +215,7 @@ def test_compile_time_is_told_apart(quick, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_message_says_so(quick, tmp_path: Path):
+def test_bench_compile_without_compiler_gives_hint(quick, tmp_path: Path):
     nothing = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PATH": str(tmp_path)}
     done = quick(*COMPILED, env=nothing)
     assert done.code == 4

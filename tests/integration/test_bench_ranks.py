@@ -1,4 +1,4 @@
-"""trainstone bench and profile on two ranks: one world, one run folder, one voice."""
+"""`trainstone bench` and `profile` on two ranks: one run folder, output of rank 0 only."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def read_steps(run: Path, rank: int) -> Columns:
     return read_columns(run / f"steps-rank{rank:04d}.csv")
 
 
-def test_bench_on_two_ranks_makes_one_run_of_both(nursery: Nursery):
+def test_bench_on_two_ranks_writes_one_result(nursery: Nursery):
     first, second = (child.wait() for child in start(nursery, "bench", "bench-two", "--iterations", "40"))
     assert (first.code, second.code) == (0, 0), first.err
     run = find_run(nursery.folder / "bench-two")
@@ -41,7 +41,7 @@ def test_bench_on_two_ranks_makes_one_run_of_both(nursery: Nursery):
     assert "images/s on 2 ranks" in (result.verdict or "")
     assert "images/s on 2 ranks" in first.out
     assert (second.out, second.err) == ("", "")
-    # The images of both by the time of the first.
+    # The images of both ranks by the time of rank 0.
     throughput, used = result.throughput, result.utilisation
     assert throughput is not None
     assert used is not None
@@ -57,7 +57,7 @@ def test_bench_on_two_ranks_makes_one_run_of_both(nursery: Nursery):
     for device, columns in zip(result.devices, steps, strict=True):
         assert min(columns["step_seconds"]) <= device.step_seconds_median <= max(columns["step_seconds"])
         assert device.data_wait_seconds == pytest.approx(columns["data_seconds"].sum())
-    # What is exchanged, and what it costs.
+    # Size and cost of the gradient all-reduce.
     message = result.communication
     assert message is not None
     assert message.gradient_bytes % 4 == 0  # fp32
@@ -67,10 +67,10 @@ def test_bench_on_two_ranks_makes_one_run_of_both(nursery: Nursery):
     assert message.share is not None
     assert abs(message.exposed_seconds) < 10 * result.step_seconds.median
     assert message.share < 1
-    assert "of gradients a step" in first.out
+    assert "of gradients per step" in first.out
 
 
-def test_a_signal_to_one_rank_ends_both_with_one_result(nursery: Nursery):
+def test_bench_signal_to_one_rank_ends_both_with_one_result(nursery: Nursery):
     children = start(nursery, "bench", "bench-stopped", "--seconds", "300", measure__half_width=1e-9)
     wait_until(lambda: "measuring ·" in children[0].err.read_text())
     children[1].send(signal.SIGTERM)
@@ -85,27 +85,27 @@ def test_a_signal_to_one_rank_ends_both_with_one_result(nursery: Nursery):
     assert result.communication.exposed_seconds is None
 
 
-def test_a_loss_that_is_no_number_ends_both(nursery: Nursery):
+def test_bench_nan_loss_ends_both_ranks(nursery: Nursery):
     rates = {"optimizer__learning_rate": 1e30, "schedule__warm_up_epochs": 0.0}
     children = start(nursery, "bench", "bench-diverged", "--iterations", "500", **rates)
     first, second = (child.wait() for child in children)
     assert (first.code, second.code) == (6, 6), first.err
-    assert "is no number on one of the ranks" in first.err
+    assert "is NaN or infinite on one of the ranks" in first.err
     assert read_result(find_run(nursery.folder / "bench-diverged")).status == "failed"
 
 
-def test_what_many_ranks_cannot_do_is_refused(nursery: Nursery):
+def test_single_process_commands_refuse_several_ranks(nursery: Nursery):
     for arguments, message in (
-        (("bench", "--runs", "2"), "here 2 ranks would each make a run"),
-        (("bench", "--against", "train.batch_size=2"), "bench --against measures one process"),
-        (("profile", "--cores"), "profile --cores measures one process"),
+        (("bench", "--runs", "2"), "bench --runs needs a single process: found 2 ranks"),
+        (("bench", "--against", "train.batch_size=2"), "bench --against needs a single process"),
+        (("profile", "--cores"), "profile --cores needs a single process"),
     ):
         first, *_ = [child.wait() for child in nursery.start_ranks(2, *arguments)]
         assert first.code == 2
         assert message in first.err
 
 
-def test_real_images_are_shared_out_and_what_was_left_out_is_said(nursery: Nursery):
+def test_bench_on_two_ranks_shards_images_and_reports_missing_baselines(nursery: Nursery):
     generated = {"data__generated_train": 64, "data__generated_val": 16, "loader__threads": 1}
     children = start(nursery, "bench", "bench-real", "--iterations", "8", recipe="demo-classify", **generated)
     ended = [child.wait() for child in children]
@@ -113,14 +113,14 @@ def test_real_images_are_shared_out_and_what_was_left_out_is_said(nursery: Nurse
     run = find_run(nursery.folder / "bench-real")
     result = read_result(run)
     assert result.loader is None
-    assert any("not compared with synthetic ones" in found.message for found in result.findings)
-    # 64 images, 8 a step on both ranks: an epoch is over after 8 steps.
+    assert any("are not measured with 2 ranks" in found.message for found in result.findings)
+    # 64 images, 8 per step on both ranks: an epoch has 8 steps.
     assert read_steps(run, 0)["epoch"].tolist() == read_steps(run, 1)["epoch"].tolist() == [0] * 8
     assert read_steps(run, 0)["loss"].tolist() != read_steps(run, 1)["loss"].tolist()
 
 
-def test_each_rank_leaves_a_trace_of_the_same_steps(nursery: Nursery):
-    # Several buckets, so that the first is exchanged while backward still computes.
+def test_profile_on_two_ranks_writes_trace_of_same_steps_per_rank(nursery: Nursery):
+    # Several buckets, so that the first all-reduce overlaps with backward.
     buckets = {"parallel__bucket_bytes": 200_000, "data__image_size": 64}
     children = start(nursery, "profile", "profile-two", "--iterations", "2", measure__seconds=3.0, **buckets)
     first, second = (child.wait() for child in children)
@@ -145,7 +145,7 @@ def test_each_rank_leaves_a_trace_of_the_same_steps(nursery: Nursery):
     assert len(read_steps(run, 0)["step"]) == len(read_steps(run, 1)["step"])
 
 
-def test_a_signal_to_one_rank_ends_a_profile_on_both(nursery: Nursery):
+def test_profile_signal_to_one_rank_ends_both(nursery: Nursery):
     children = start(nursery, "profile", "profile-stopped", "--start", "100000")
     wait_until(lambda: "waiting for steady steps ·" in children[0].err.read_text())
     children[1].send(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`trainstone data` as users call it: prepare, interrupt, resume, convert, check, clean, show."""
+"""`trainstone data` on the command line: prepare, interrupt, resume, convert, verify, info."""
 
 import gzip
 import io
@@ -18,20 +18,20 @@ from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.formats.recordio import ImageRecord
 
-# Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.
-SUICIDE = """
+# Kills its own process (SIGKILL) some milliseconds after it has written one to three chunks.
+KILL_SELF = """
 import os, random, signal, threading
 from trainstone.data import prepare
-chance = random.Random({seed})
-left = chance.randint(1, 3)
+rng = random.Random({seed})
+remaining = rng.randint(1, 3)
 prepare.SYNC_BYTES = 10_000
 append = prepare.ShardWriter.append
 def count(*arguments):
-    global left
+    global remaining
     append(*arguments)
-    left -= 1
-    if left == 0:
-        threading.Timer(chance.uniform(0, 0.01), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    remaining -= 1
+    if remaining == 0:
+        threading.Timer(rng.uniform(0, 0.01), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 prepare.ShardWriter.append = count
 """
 STORAGES = ("recordio", "tfrecord", "folder", "wds")
@@ -51,41 +51,43 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "folder"])
-def test_killed_ten_times_and_finished_it_is_the_same(images: Path, tmp_path: Path, storage: str, nursery):
+def test_prepare_killed_ten_times_gives_same_files(images: Path, tmp_path: Path, storage: str, nursery):
     arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(images), "--format", storage, "-q"]
     arguments += ["--shards", "7,2", "--workers", "1"] if storage == "tfrecord" else ["--workers", "1"]
     assert nursery.run(*arguments, "--to", str(tmp_path / "whole")).code == 0
     for seed in range(10):
-        killed = nursery.start(*arguments, "--to", str(tmp_path / "set"), prepare=SUICIDE.replace("{seed}", str(seed)))
+        killed = nursery.start(
+            *arguments, "--to", str(tmp_path / "set"), prepare=KILL_SELF.replace("{seed}", str(seed))
+        )
         assert killed.wait().code == -signal.SIGKILL
         assert not (tmp_path / "set/manifest.json").exists()
-        assert not (tmp_path / "set/train.rec").exists()  # it gets its name when it is whole, not before
+        assert not (tmp_path / "set/train.rec").exists()  # it is renamed only when it is complete
     done = nursery.run(*arguments, "--to", str(tmp_path / "set"))
     assert done.code == 0, done.err
     assert read_files(tmp_path / "set") == read_files(tmp_path / "whole")
 
 
-def test_three_ranks_at_once_make_what_one_makes(images: Path, tmp_path: Path, nursery):
+def test_prepare_with_three_ranks_equals_single_rank(images: Path, tmp_path: Path, nursery):
     arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(images), "--format", "wds", "-q"]
     arguments += ["--shards", "6,2"]
-    assert nursery.run(*arguments, "--to", str(tmp_path / "alone")).code == 0
+    assert nursery.run(*arguments, "--to", str(tmp_path / "single")).code == 0
     assert nursery.run(*arguments, "--to", str(tmp_path / "shared"), world=3).code == 0
-    assert read_files(tmp_path / "shared") == read_files(tmp_path / "alone")
+    assert read_files(tmp_path / "shared") == read_files(tmp_path / "single")
 
 
-def test_the_same_again_does_nothing(images: Path, quick):
+def test_prepare_again_does_nothing(images: Path, quick):
     arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(images), "--to", "set", "--limit", "20"]
     first, second = quick(*arguments), quick(*arguments)
     assert first.code == second.code == 0
     assert "recordio: 20 train, 20 val; 6 classes, 2 files" in first.out
-    assert "it was whole already; nothing was written" in second.out
+    assert "it was already complete; nothing was written" in second.out
     other = quick(*arguments[:-1], "21")
     assert other.code == 3
-    assert "already holds another data set" in other.err
+    assert "already contains another data set" in other.err
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_boxes_survive_every_storage(tmp_path: Path, quick, storage: str):
+def test_boxes_round_trip_through_every_storage(tmp_path: Path, quick, storage: str):
     made = quick("data", "make", "detect", "--to", "boxes", "--count", "8", "--val", "2", "--size", "120x90", "-q")
     assert made.code == 0, made.err
     assert quick("data", "convert", "boxes", "there", "--format", storage, "-q").code == 0
@@ -94,19 +96,19 @@ def test_boxes_survive_every_storage(tmp_path: Path, quick, storage: str):
     assert read_files(tmp_path / "back/train") == read_files(tmp_path / "boxes/train")
 
 
-def test_info_tells_and_draws(tmp_path: Path, quick):
+def test_info_prints_summary_and_writes_page(tmp_path: Path, quick):
     assert quick("data", "make", "detect", "--to", "set", "--count", "12", "--val", "4", "-q").code == 0
-    message = quick("data", "info", "set", "--page", "set.html")
-    assert message.code == 0, message.err
-    assert "12 images" in message.out
-    assert "set.html" in message.out
+    done = quick("data", "info", "set", "--page", "set.html")
+    assert done.code == 0, done.err
+    assert "12 images" in done.out
+    assert "set.html" in done.out
     page = (tmp_path / "set.html").read_text()
     assert page.count("data:image/jpeg;base64,") >= 12
     summary = quick("data", "info", "set", "--json").json()
     assert [split["records"] for split in summary["splits"]] == [12, 4]
 
 
-def test_the_default_set_lies_in_the_cache(quick, tmp_path: Path):
+def test_make_writes_to_cache_by_default(quick, tmp_path: Path):
     done = quick("data", "make", "classify", "--count", "10", "--val", "5", "--size", "32", "--json",
                       env={"TRAINSTONE_CACHE": str(tmp_path / "cache")})  # fmt: skip
     assert done.code == 0, done.err
@@ -115,38 +117,38 @@ def test_the_default_set_lies_in_the_cache(quick, tmp_path: Path):
     assert len(list(made.rglob("*.jpg"))) == 15
 
 
-def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, nursery):
+def test_ctrl_c_stops_cleanly_and_hints_at_resume(tmp_path: Path, nursery):
     arguments = ["data", "make", "classify", "--to", "set", "--count", "3000", "--val", "0", "--size", "64"]
-    # A file that is being opened when the signal comes is left to the garbage collector.
+    # The garbage collector closes a file that is being opened when the signal arrives.
     quiet = "import warnings; warnings.simplefilter('ignore', ResourceWarning)"
     process = nursery.start(*arguments, cwd=tmp_path, prepare=quiet)
     wait_until(lambda: any((tmp_path / "set/.trainstone").glob("*.partial/*")))
     process.send(signal.SIGINT)
     ended = process.wait()
     assert ended.code == 130
-    assert "give the same command again to resume" in ended.err
+    assert "run the same command again to resume" in ended.err
     assert "Traceback" not in ended.err
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB; only root may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True)
+    """Mount a file system of 1 MB; this requires root."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True)
     if done.returncode != 0:
         pytest.skip("needs the right to mount a file system")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
 
 
-def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(small_disk: Path, quick):
+def test_full_disk_is_reported_and_work_resumes_with_free_space(small_disk: Path, quick):
     arguments = ["data", "make", "classify", "--format", "recordio", "--size", "200", "--val", "0", "-q"]
     arguments += ["--to", str(small_disk / "set"), "--count", "500"]
     full = quick(*arguments)
     assert full.code == 3
     assert "the disk is full" in full.err
-    assert "give the same command again" in full.err
+    assert "run the same command again" in full.err
     assert not (small_disk / "set/train.rec").exists()
     subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
     done = quick(*arguments)
@@ -154,8 +156,8 @@ def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(small_disk: Pat
     assert quick("data", "verify", str(small_disk / "set"), "-q").code == 0
 
 
-def test_memory_stays_bounded_whatever_the_size(tmp_path: Path):
-    """A file of records larger than the memory that the process may take."""
+def test_convert_uses_bounded_memory(tmp_path: Path):
+    """Convert a record file larger than the memory limit of the process."""
     image = GeneratedSource("classify", "train", 1, 64, 64, 2).read(0).image + bytes(1 << 20)
     with (tmp_path / "big.rec").open("wb") as file:
         for number in range(400):
@@ -168,7 +170,7 @@ def test_memory_stays_bounded_whatever_the_size(tmp_path: Path):
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir() if path.is_file()) > 400 << 20
 
 
-# A small ILSVRC2012 in the shape that people download: tars of tars and all.
+# A small ILSVRC2012 in the layout of the published tars.
 SYNSETS = ("n01440764", "n01443537", "n02105855")
 LABELS = ("n02105855", "n01440764", "n01443537", "n01443537")
 XML = """<annotation><folder>x</folder><filename>%s</filename><size><width>100</width><height>50</height></size>
@@ -187,10 +189,10 @@ def encode(kind: str, mode: str) -> bytes:
 
 
 def train_images() -> dict[str, dict[str, bytes]]:
-    """Six a class; one is a PNG in disguise, one a CMYK JPEG, neither of a name that any list has."""
+    """Six images per class; one is a PNG named .JPEG, one a CMYK JPEG."""
     found = {
-        synset: {f"{synset}_{10 * n}.JPEG": image(6 * place + n) for n in range(6)}
-        for place, synset in enumerate(SYNSETS)
+        synset: {f"{synset}_{10 * n}.JPEG": image(6 * label + n) for n in range(6)}
+        for label, synset in enumerate(SYNSETS)
     }
     found[SYNSETS[0]][f"{SYNSETS[0]}_20.JPEG"] = encode("PNG", "RGB")
     found[SYNSETS[1]][f"{SYNSETS[1]}_40.JPEG"] = encode("JPEG", "CMYK")
@@ -229,7 +231,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Path:
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "folder", "wds"])
-def test_tars_and_folders_give_the_same_bytes(archives: Path, folders: Path, tmp_path: Path, quick, storage: str):
+def test_imagenet_from_tars_equals_folders(archives: Path, folders: Path, tmp_path: Path, quick, storage: str):
     for source in (archives, folders):
         done = quick("data", "imagenet", "--from", str(source), "--to", source.name, "--format", storage, "-q")
         assert done.code == 0, done.err
@@ -241,7 +243,7 @@ def test_tars_and_folders_give_the_same_bytes(archives: Path, folders: Path, tmp
     assert quick("data", "verify", archives.name, "-q").code == 0
 
 
-def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, quick):
+def test_imagenet_tfrecords_have_original_features(archives: Path, tmp_path: Path, quick):
     arguments = ["data", "imagenet", "--from", str(archives), "--to", "set", "--format", "tfrecord", "--shards", "2,1"]
     assert quick(*arguments, "-q").code == 0
     found = {}
@@ -268,7 +270,7 @@ def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, qui
     assert found["n01443537_10.JPEG"]["image/object/bbox/xmin"] == []
 
 
-def test_without_repair_every_byte_is_the_original(archives: Path, tmp_path: Path, quick):
+def test_no_repair_keeps_image_bytes(archives: Path, tmp_path: Path, quick):
     arguments = ["data", "imagenet", "--from", str(archives), "--to", "set", "--format", "folder", "--no-repair", "-q"]
     assert quick(*arguments).code == 0
     for synset, files in train_images().items():

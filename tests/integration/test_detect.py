@@ -1,4 +1,4 @@
-"""Detection through the command line: drawn scenes to the target, two ranks, saved weights."""
+"""Tests of detection with the command line: training on generated scenes to a target, two ranks, saved weights."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def trained(nursery: Nursery) -> tuple[Path, Result]:
     return find_run(out), read_result(find_run(out))
 
 
-def test_scenes_are_learned_to_the_target_and_shown(nursery: Nursery, trained: tuple[Path, Result]):
+def test_train_detect_reaches_target_and_report_shows_images(nursery: Nursery, trained: tuple[Path, Result]):
     run, result = trained
     quality = result.quality
     assert (result.status, quality.metric, quality.target) == ("target_reached", "map50", TARGET)
@@ -49,11 +49,13 @@ def test_scenes_are_learned_to_the_target_and_shown(nursery: Nursery, trained: t
     assert f"mAP@0.5 (target {TARGET})" in result.verdict
     assert {"map", "map50", "map75", "recall_100"} <= set(quality.history[-1].metrics)
     assert quality.history[-1].images == 60
-    assert "not-pretrained" not in {found.code for found in result.findings}  # drawn scenes need no ImageNet
-    # What is reached is known an epoch later, and the best weights are those that reached it.
+    assert "not-pretrained" not in {
+        found.code for found in result.findings
+    }  # generated scenes need no pretrained weights
+    # The score is known one epoch later, and the best weights are those that reached the target.
     assert quality.epochs == quality.history[-1].epoch + 1
     assert (run / "checkpoints/best.safetensors").exists()
-    # Its page shows curves, classes and images.
+    # The page shows curves, classes and images.
     assert {table.name for table in quality.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
     assert quality.samples
     for shown in quality.samples:
@@ -64,19 +66,19 @@ def test_scenes_are_learned_to_the_target_and_shown(nursery: Nursery, trained: t
     assert page.count("data:image/jpeg;base64,") >= len(quality.samples)
 
 
-def test_mlperfs_checker_takes_its_log(nursery: Nursery, trained: tuple[Path, Result]):
+def test_train_detect_log_passes_mlperf_checker(nursery: Nursery, trained: tuple[Path, Result]):
     pytest.importorskip("mlperf_logging", reason="needs the extra mlperf")
     checked = nursery.run("mlperf", "check", str(trained[0]))
     assert checked.code == 0, checked.out + checked.err
 
 
-def test_saved_weights_have_the_same_quality_on_one_and_two_ranks(nursery: Nursery, trained: tuple[Path, Result]):
+def test_eval_detect_has_same_quality_on_one_and_two_ranks(nursery: Nursery, trained: tuple[Path, Result]):
     run, result = trained
     best = next(one for one in result.quality.history if one.metrics["map50"] >= TARGET)
     weights = str(run / "checkpoints/best.safetensors")
     found = []
     for ranks in (1, 2):
-        out = nursery.folder / f"detector-judged-{ranks}"
+        out = nursery.folder / f"detector-evaluated-{ranks}"
         ended = [
             child.wait()
             for child in nursery.start_ranks(ranks, "eval", weights, "--out", str(out), "--set", "engine.threads=1")
@@ -86,23 +88,23 @@ def test_saved_weights_have_the_same_quality_on_one_and_two_ranks(nursery: Nurse
         assert evaluated.history[0].images == 60
         assert len(evaluated.tables) == len(result.quality.tables)
         found.append(evaluated.history[0].metrics)
-    assert found[0] == pytest.approx(best.metrics, abs=1e-3)  # other batches: the last bits of scores differ
+    assert found[0] == pytest.approx(best.metrics, abs=1e-3)  # other batch sizes: the last bits of scores differ
     assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
-def test_what_is_seen_in_an_image_has_a_place(nursery: Nursery, trained: tuple[Path, Result]):
+def test_eval_predict_detect_shows_boxes(nursery: Nursery, trained: tuple[Path, Result]):
     run, result = trained
     image = str(run / result.quality.samples[0].file)
-    message = nursery.run("eval", str(run), "--predict", image, "--top", "3", "--set", "engine.threads=1")
-    assert message.code == 0, message.err
-    assert " % from the left, " in message.out
+    predicted = nursery.run("eval", str(run), "--predict", image, "--top", "3", "--set", "engine.threads=1")
+    assert predicted.code == 0, predicted.err
+    assert " % from the left, " in predicted.out
     document = nursery.run("eval", str(run), "--predict", image, "--json", "--set", "engine.threads=1").json()
     guess = document["predictions"][0]["guesses"][0]
     assert set(guess["box"]) == {"left", "top", "right", "bottom"}
     assert 0 <= guess["box"]["left"] < guess["box"]["right"] <= 1
 
 
-def test_exported_weights_and_inference_speed(nursery: Nursery, trained: tuple[Path, Result], tmp_path: Path):
+def test_eval_detect_export_and_bench(nursery: Nursery, trained: tuple[Path, Result], tmp_path: Path):
     run, _ = trained
     exported = tmp_path / "ssd.safetensors"
     assert nursery.run("eval", str(run), "--export", str(exported)).code == 0
@@ -114,7 +116,7 @@ def test_exported_weights_and_inference_speed(nursery: Nursery, trained: tuple[P
     assert timed.json()["throughput"]["images_per_second"] > 0
 
 
-def test_speed_is_measured_like_any_other(nursery: Nursery, tmp_path: Path):
+def test_bench_ssd_measures_throughput(nursery: Nursery, tmp_path: Path):
     small = HERE | {"data.image_size": 64, "model.width": 16, "train.batch_size": 2, "train.precision": "fp32"}
     done = nursery.run("bench", "ssd300-mlperf", *set_all(small), "--iterations", "4", "--json", "--out", str(tmp_path))
     assert done.code == 0, done.err
@@ -124,9 +126,9 @@ def test_speed_is_measured_like_any_other(nursery: Nursery, tmp_path: Path):
     assert result["utilisation"]["flops_per_image"] > 1e8
 
 
-def test_a_set_without_boxes_is_refused(nursery: Nursery, tmp_path: Path):
+def test_train_detect_rejects_data_set_without_boxes(nursery: Nursery, tmp_path: Path):
     shapes = tmp_path / "shapes"
     assert nursery.run("data", "make", "classify", "--to", str(shapes), "--count", "8", "--val", "4", "-q").code == 0
     ended = nursery.run("train", "demo-detect", "--data", str(shapes), *set_all(HERE), "--out", str(tmp_path / "r"))
     assert ended.code == 3
-    assert "to classify" in ended.err
+    assert "is for classify" in ended.err

@@ -1,4 +1,4 @@
-"""trainstone eval and weights through the real command line."""
+"""`trainstone eval` and `trainstone weights` on the command line."""
 
 import json
 import pickle
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.builders.checkpoints import RUN_ID, make_checkpoint
-from support.builders.images import busy, save
+from support.builders.images import noisy, save
 from trainstone.models.resnet import build_resnet
 from trainstone.results.run_folder import read_result
 
@@ -25,8 +25,8 @@ def read_only(folder: Path):
     return path, read_result(path)
 
 
-def test_quality_is_judged_into_a_run_folder(quick, tmp_path: Path, checkpoint: str):
-    done = quick("eval", str(tmp_path / "made"), *HERE, whole=True)
+def test_eval_writes_run_folder(quick, tmp_path: Path, checkpoint: str):
+    done = quick("eval", str(tmp_path / "made"), *HERE, with_report=True)
     assert done.code == 0, done.err
     path, result = read_only(tmp_path)
     flat = " ".join(done.out.split())
@@ -37,7 +37,7 @@ def test_quality_is_judged_into_a_run_folder(quick, tmp_path: Path, checkpoint: 
     assert "Quality" in (path / "report.html").read_text()
 
 
-def test_inference_is_measured_as_bench_does(quick, tmp_path: Path, checkpoint: str):
+def test_eval_bench_measures_inference(quick, tmp_path: Path, checkpoint: str):
     done = quick("eval", checkpoint, "--bench", "--seconds", "1", "--json", *HERE)
     assert done.code == 0, done.err
     result = done.json()
@@ -49,10 +49,10 @@ def test_inference_is_measured_as_bench_does(quick, tmp_path: Path, checkpoint: 
     assert (path / "steps-rank0000.csv").exists()
 
 
-def test_images_are_named_and_damaged_ones_told(quick, tmp_path: Path, checkpoint: str):
-    (tmp_path / "a.jpg").write_bytes(save(busy(60, 50)))
-    (tmp_path / "b.png").write_bytes(save(busy(50, 60), "PNG"))
-    (tmp_path / "bad.jpg").write_text("no image")
+def test_eval_predict_prints_guesses_and_reports_damaged_images(quick, tmp_path: Path, checkpoint: str):
+    (tmp_path / "a.jpg").write_bytes(save(noisy(60, 50)))
+    (tmp_path / "b.png").write_bytes(save(noisy(50, 60), "PNG"))
+    (tmp_path / "bad.jpg").write_text("text")
     done = quick("eval", checkpoint, "--predict", "a.jpg", "bad.jpg", "b.png", "--top", "2", *HERE)
     assert done.code == 3
     lines = done.out.splitlines()
@@ -69,7 +69,7 @@ def test_images_are_named_and_damaged_ones_told(quick, tmp_path: Path, checkpoin
     assert set(found[0]["guesses"][0]) == {"class", "name", "text", "score"}
 
 
-def test_weights_that_do_not_fit_and_absent_data_are_explained(quick, checkpoint: str):
+def test_eval_explains_wrong_weights_and_missing_data(quick, checkpoint: str):
     for arguments, hint in (
         (["--set", "model.num_classes=7"], "model.num_classes=10"),
         (["--data", "nowhere"], "--data DIR"),
@@ -79,7 +79,7 @@ def test_weights_that_do_not_fit_and_absent_data_are_explained(quick, checkpoint
         assert hint in done.err.partition("hint:")[2]
 
 
-def test_weights_go_round(quick, tmp_path: Path):
+def test_weights_convert_round_trip(quick, tmp_path: Path):
     state = build_resnet(34, num_classes=5, width=16).state_dict()
     torch.save(state, tmp_path / "a.pth")
     for source, target in (("a.pth", "b.pickle"), ("b.pickle", "c.safetensors"), ("c.safetensors", "d.pth")):
@@ -91,7 +91,7 @@ def test_weights_go_round(quick, tmp_path: Path):
     assert pickle.loads((tmp_path / "b.pickle").read_bytes())["stage3_conv2_weight"].shape == (64, 32, 1, 1)
 
 
-def test_exported_weights_of_a_run_are_a_source(quick, tmp_path: Path, checkpoint: str):
+def test_eval_export_can_be_converted(quick, tmp_path: Path, checkpoint: str):
     done = quick("eval", checkpoint, "--export", "w.safetensors")
     assert done.code == 0, done.err
     done = quick("weights", "convert", "w.safetensors", "w.pth", "--json")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.builders.training_runs import Learned, assert_same, assert_trained_alike, read_learned
+from support.builders.training_runs import TrainedRun, assert_same, assert_trained_alike, read_trained_run
 from support.processes.command import find_run
 from support.processes.forked import Nursery, wait_until
 from support.processes.launches import (
@@ -38,14 +38,14 @@ ENGINES = ["local", pytest.param("mpi", marks=needs_mpirun)]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: Nursery) -> Learned:
+def undisturbed(nursery: Nursery) -> TrainedRun:
     out = nursery.folder / "direct"
     assert nursery.run(*train_words(out), world=2).code == 0
-    return read_learned(find_run(out), 2)
+    return read_trained_run(find_run(out), 2)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engines_learn_the_same_whatever_the_recipe_is_called(tmp_path: Path, engine: str, undisturbed: Learned):
+def test_engines_learn_the_same_whatever_the_recipe_is_called(tmp_path: Path, engine: str, undisturbed: TrainedRun):
     shutil.copy(RECIPES / "demo-classify.toml", tmp_path / "x; touch hacked.toml")
     out = tmp_path / "runs"
     words = train_words(out, "x; touch hacked.toml")
@@ -56,10 +56,10 @@ def test_engines_learn_the_same_whatever_the_recipe_is_called(tmp_path: Path, en
     assert not (tmp_path / "hacked").exists()
     assert not (tmp_path / "hacked.toml").exists()
     assert (find_run(out) / "report.html").exists()
-    assert_same(read_learned(find_run(out), 2), undisturbed)
+    assert_same(read_trained_run(find_run(out), 2), undisturbed)
 
 
-def test_a_rank_killed_three_times_changes_nothing(tmp_path: Path, undisturbed: Learned):
+def test_a_rank_killed_three_times_changes_nothing(tmp_path: Path, undisturbed: TrainedRun):
     seed = random.randrange(1000)
     print(f"steps of seed {seed}")
     out, chance = tmp_path / "runs", random.Random(seed)
@@ -67,7 +67,7 @@ def test_a_rank_killed_three_times_changes_nothing(tmp_path: Path, undisturbed: 
     for step in draw_steps(chance, 3, STEPS):
         kill_at(out, step, chance)
     finish(launched)
-    learned = read_learned(find_run(out), 2)
+    learned = read_trained_run(find_run(out), 2)
     assert learned.document["step"] == STEPS
     assert learned.result.quality is not None
     assert learned.result.quality.starts == 4
@@ -86,7 +86,7 @@ def test_a_killed_rank_is_named_and_nobody_is_left(tmp_path: Path, engine: str, 
     *before, last = errors.splitlines()[:-1]
     assert last.startswith("error: rank 1 on ")
     assert last.endswith(" was ended by SIGKILL")
-    assert [line.partition("; ")[2] for line in before] == ["start 2 of at most 2"] * restarts
+    assert [line.partition("; ")[2] for line in before] == ["restarting, attempt 2 of at most 2"] * restarts
     assert not find_launched(out)
     result = read_result(find_run(out))
     assert result.status == "failed"
@@ -98,7 +98,7 @@ def test_a_killed_rank_is_named_and_nobody_is_left(tmp_path: Path, engine: str, 
     ("engine", "number", "code", "other"), [("local", signal.SIGINT, 130, "mpi"), ("mpi", signal.SIGTERM, 75, "local")]
 )
 def test_a_stopped_launch_goes_on_under_another_engine(
-    tmp_path: Path, engine: str, number: signal.Signals, code: int, other: str, undisturbed: Learned
+    tmp_path: Path, engine: str, number: signal.Signals, code: int, other: str, undisturbed: TrainedRun
 ):
     out = tmp_path / "runs"
     launched = start_launch(tmp_path, engine, "-np", "2", "--", *train_words(out))
@@ -110,7 +110,7 @@ def test_a_stopped_launch_goes_on_under_another_engine(
     assert read_result(run).status == "interrupted"
     resumed = start_launch(tmp_path, other, "-np", "2", "--", "train", "--resume", str(run))
     finish(resumed)
-    assert_trained_alike(read_learned(run, 2), undisturbed)
+    assert_trained_alike(read_trained_run(run, 2), undisturbed)
 
 
 def test_ranks_have_cores_of_their_own_and_do_not_outlive_a_killed_launcher(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The life of a run, whatever its verb: signals, a terminal that goes away, one writer at a time, failures recorded."""
+"""Life cycle of a run with any command: signals, closed terminals, one writer at a time, recorded failures."""
 
 import json
 import shlex
@@ -28,9 +28,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("verb", "place"),
-    [("train", "train.start.open_both"), ("eval", "evaluate.run.open_images"), ("bench", "prepare.open_data")],
+    [("train", "train.start.open_splits"), ("eval", "evaluate.run.open_images"), ("bench", "prepare.open_data")],
 )
-def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Path, checkpoint: Path, verb: str, place):
+def test_failed_run_has_traceback_in_log(nursery: Nursery, tmp_path: Path, checkpoint: Path, verb: str, place):
     module, _, function = place.rpartition(".")
     fail = f"import trainstone.flows.{module} as flow; flow.{function} = lambda *_: 1 / 0"
     words = {"train": TRAIN, "eval": ("eval", str(checkpoint)), "bench": ("bench", *narrow_arguments())}[verb]
@@ -52,7 +52,7 @@ def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Pa
         ("aa", signal.SIGHUP, "comparing"),
     ],
 )
-def test_scheduler_signal_ends_every_kind_of_run_in_order(
+def test_scheduler_signal_interrupts_every_kind_of_run(
     nursery: Nursery, tmp_path: Path, checkpoint: Path, name: str, number: signal.Signals, shown: str
 ):
     out = (*ENDLESS, "--out", str(tmp_path))
@@ -74,20 +74,20 @@ def test_scheduler_signal_ends_every_kind_of_run_in_order(
 
 
 @pytest.mark.parametrize("broken", [CLOSED_PIPE, FULL], ids=["closed pipe", "full disk"])
-def test_training_survives_its_terminal(nursery: Nursery, tmp_path: Path, broken: str):
+def test_train_survives_closed_pipe_or_full_disk_on_stderr(nursery: Nursery, tmp_path: Path, broken: str):
     ended = nursery.start(*TRAIN, "--out", str(tmp_path), prepare=broken).wait()
     assert ended.code == 0
     assert read_result(find_run(tmp_path)).status == "target_missed"
 
 
-def test_bench_without_a_standard_output_ends_well(tmp_path: Path):
+def test_bench_with_closed_stdout_succeeds(tmp_path: Path):
     words = command_line("bench", *narrow_arguments(), "--iterations", "3", "--json", "--out", str(tmp_path))
     done = subprocess.run(["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert read_result(find_run(tmp_path)).status == "ok"
 
 
-def test_full_standard_output_is_one_message(nursery: Nursery, tmp_path: Path):
+def test_bench_with_full_stdout_gives_one_message(nursery: Nursery, tmp_path: Path):
     full = (
         "import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); sys.stdout = os.fdopen(1, 'w', closefd=False)"
     )
@@ -98,13 +98,13 @@ def test_full_standard_output_is_one_message(nursery: Nursery, tmp_path: Path):
     assert read_result(find_run(tmp_path)).status == "ok"
 
 
-def test_only_one_of_two_processes_resumes_a_run(nursery: Nursery, tmp_path: Path):
+def test_concurrent_resume_succeeds_in_one_process_only(nursery: Nursery, tmp_path: Path):
     child = nursery.start(*TRAIN, "--out", str(tmp_path))
     wait_until(lambda: any(tmp_path.glob("*/checkpoints/step-*.safetensors")))
     child.send(signal.SIGTERM)
     assert child.wait().code == 75
     run = find_run(tmp_path)
-    # The one that is late has read the result before the other has written that it runs.
+    # Simulate a race: each process reads the result before the other one has set it to running.
     late = "import time, trainstone.results.run_folder as store; store.refuse_running = lambda *_: time.sleep(1)"
     both = [nursery.start("train", "--resume", str(run), prepare=late) for _ in range(2)]
     ended = sorted((one.wait() for one in both), key=lambda one: one.code)
@@ -127,7 +127,7 @@ def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signa
     assert result["status"] == "interrupted"
 
 
-def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path):
+def test_children_of_killed_sweep_end(nursery: Nursery, tmp_path: Path):
     child = nursery.start("sweep", "--batch-sizes", "2,4", *narrow_arguments(), *ENDLESS, "--out", str(tmp_path))
     wait_until(lambda: "· measuring" in child.err.read_text())
     (point,) = tmp_path.glob("*/points/*")

@@ -1,6 +1,6 @@
-"""mlperf.log before MLPerf's own checker: made-up closed runs, real small ones, stopped, killed and resumed ones.
+"""Tests of mlperf.log with MLPerf's compliance checker: generated closed runs, and real small, stopped or resumed runs.
 
-Then trainstone mlperf through the command line, with the real checkers, on made-up runs and others' real logs.
+Also `trainstone mlperf` with the real checker, on generated runs and published logs.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.builders.damage import real_data
-from support.builders.hostile_text import EVIL, EVIL_NAME, hidden
+from support.builders.hostile_text import HOSTILE, HOSTILE_NAME, hidden
 from support.builders.mlperf_logs import (
     RULESETS,
     check_log,
@@ -43,12 +43,12 @@ def count(run: Path, key: str) -> int:
 
 @pytest.mark.parametrize("ruleset", RULESETS)
 @pytest.mark.parametrize("changes", [{}, SGD], ids=["lars", "sgd"])
-def test_a_closed_run_passes(tmp_path: Path, ruleset: str, changes: dict[str, object]):
+def test_checker_accepts_closed_run(tmp_path: Path, ruleset: str, changes: dict[str, object]):
     log = tmp_path / "result_0.txt"
     write_closed_log(log, seed=3, **changes)
-    passed, said = check_log(log, ruleset)
-    assert passed, said
-    assert "SUCCESS" in said
+    passed, output = check_log(log, ruleset)
+    assert passed, output
+    assert "SUCCESS" in output
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,13 @@ def reached(nursery: Nursery) -> Path:
 
 
 @pytest.mark.parametrize("ruleset", ["1.0.0", "2.0.0", "4.0.0"])
-def test_a_real_small_run_passes_as_open(reached: Path, ruleset: str):
-    passed, said = check_log(reached / "mlperf.log", ruleset)
-    assert passed, said
-    assert "open_resnet" in said
+def test_checker_accepts_real_small_run_as_open(reached: Path, ruleset: str):
+    passed, output = check_log(reached / "mlperf.log", ruleset)
+    assert passed, output
+    assert "open_resnet" in output
 
 
-def test_a_real_run_says_what_it_was(reached: Path):
+def test_mlperf_log_real_run_has_values_and_times(reached: Path):
     log, result = read_log(reached), read_result(reached)
     assert log["submission_division"].value == "open"
     assert (log["submission_org"].value, log["submission_platform"].value) == ("a lab", "a laptop")
@@ -79,18 +79,18 @@ def test_a_real_run_says_what_it_was(reached: Path):
     assert log["eval_accuracy"].value == result.quality.value
     assert log["run_stop"].metadata["status"] == "success"
     assert "mlperf.log" in result.files
-    message = (reached / "log.txt").read_text()
-    assert "mlperf.log: open division: model.depth = 18, not 50; model.num_classes = 10, not 1000; " in message
-    # Its times are those of the result.
+    log_text = (reached / "log.txt").read_text()
+    assert "mlperf.log: open division: model.depth = 18, must be 50; model.num_classes = 10, must be 1000; " in log_text
+    # Times agree with the result.
     times = [event.time_ms for event in read_mllog(reached / "mlperf.log")]
     assert times == sorted(times)
     assert log["init_start"].time_ms < log["weights_initialization"].time_ms < log["init_stop"].time_ms
     seconds = (log["run_stop"].time_ms - log["run_start"].time_ms) / 1000
-    # Between the two clocks nothing is done but writing the head and this line.
+    # Between the two clocks the run only writes the header.
     assert seconds == pytest.approx(result.quality.seconds_to_target, abs=0.5)
 
 
-def test_stopped_it_is_aborted_and_resumed_it_passes(nursery: Nursery):
+def test_mlperf_log_stopped_run_is_aborted_and_resumed_run_passes(nursery: Nursery):
     out = nursery.folder / "mlperf-stopped"
     (child,) = start(nursery, 1, "--out", str(out), steps=48)
     wait_for_steps([child])
@@ -108,12 +108,12 @@ def test_stopped_it_is_aborted_and_resumed_it_passes(nursery: Nursery):
     events = read_mllog(run / "mlperf.log")
     assert [event.metadata["epoch_num"] for event in events if event.key == "epoch_stop"] == [1, 2, 3, 4]
     assert count(run, "eval_accuracy") == 4
-    passed, said = check_log(run / "mlperf.log", "4.0.0")
-    assert passed, said
+    passed, output = check_log(run / "mlperf.log", "4.0.0")
+    assert passed, output
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_on_two_ranks_it_passes(nursery: Nursery):
+def test_mlperf_log_killed_and_resumed_on_two_ranks_passes(nursery: Nursery):
     out = nursery.folder / "mlperf-killed"
     kill_and_resume(nursery, 2, 2, out, random.Random(8))
     run = find_run(out)
@@ -121,12 +121,14 @@ def test_killed_and_resumed_on_two_ranks_it_passes(nursery: Nursery):
     assert (keys.count("run_start"), keys.count("run_stop")) == (1, 1)
     assert keys.count("epoch_start") == keys.count("epoch_stop") == keys.count("eval_accuracy") == 8
     assert read_log(run)["submission_platform"].value.startswith("2x")
-    passed, said = check_log(run / "mlperf.log", "4.0.0")
-    assert passed, said
+    passed, output = check_log(run / "mlperf.log", "4.0.0")
+    assert passed, output
 
 
 @pytest.mark.parametrize("permitted", [True, False])
-def test_the_page_cache_is_cleared_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permitted: bool):
+def test_train_clear_caches_clears_page_cache_or_reports_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permitted: bool
+):
     switch = tmp_path / "drop_caches" if permitted else tmp_path / "gone" / "drop_caches"
     monkeypatch.setattr(page_cache, "SWITCH", switch)  # not this machine's
     monkeypatch.setattr(page_cache.os, "sync", lambda: None)
@@ -147,9 +149,11 @@ def published() -> Path:
     return real_data("mlperf")
 
 
-def test_the_documents_first_example_works_on_eight_devices(quick, tmp_path):
-    """As one of eight ranks; --runs would be refused there."""
-    block = re.search(r"```sh\n(.*?)```", (ROOT / "docs/mlperf.md").read_text(), re.DOTALL)
+def test_docs_mlperf_example_works_on_eight_devices(quick, tmp_path):
+    """As one of eight ranks, where --runs is rejected."""
+    block = re.search(
+        r"```sh\n(.*?)```", (ROOT / "docs/how-to/write-and-check-an-mlperf-log.md").read_text(), re.DOTALL
+    )
     assert block is not None
     loop = re.search(r"for seed in ([\d ]+); do trainstone launch local --ranks 8 -- (.*); done", block[1])
     assert loop is not None
@@ -165,7 +169,7 @@ def test_the_documents_first_example_works_on_eight_devices(quick, tmp_path):
     assert "pip install -e '.[mlperf]'" in block[1]
 
 
-def test_check_of_points_shows_what_the_checker_says_of_the_one_that_fails(quick, tmp_path):
+def test_mlperf_check_shows_complaints_of_failed_log(quick, tmp_path):
     runs = write_mlperf_runs(tmp_path, seeds=(1, 2), minutes=(28.0, 29.0))
     (runs / "points/run-2/mlperf.log").write_text(closed_log(2, 29.0, converged=False))
     done = quick("mlperf", "check", "repeated", "--keep", "kept")
@@ -181,7 +185,7 @@ def test_check_of_points_shows_what_the_checker_says_of_the_one_that_fails(quick
     assert document["logs"][1]["complaints"] == [failed]
 
 
-def test_other_peoples_logs_by_the_rules_of_their_round(quick, published):
+def test_mlperf_check_published_logs_pass_their_ruleset(quick, published):
     done = quick("mlperf", "check", str(published / "v0.7"), "--ruleset", "0.7.0", "--json")
     document = done.json()
     assert done.code == 0, done.err
@@ -189,7 +193,7 @@ def test_other_peoples_logs_by_the_rules_of_their_round(quick, published):
     assert all(log["passed"] and log["complaints"] == [] for log in document["logs"])
 
 
-def test_other_peoples_logs_by_our_choice_of_rules(quick, published):
+def test_mlperf_check_published_logs_with_automatic_ruleset(quick, published):
     done = quick("mlperf", "check", str(published), "--json")
     assert done.code == 9
     logs = done.json()["logs"]
@@ -203,7 +207,7 @@ def test_other_peoples_logs_by_our_choice_of_rules(quick, published):
     }
 
 
-def test_summary_of_runs_one_of_them_damaged(quick, tmp_path):
+def test_mlperf_summary_reports_damaged_log(quick, tmp_path):
     runs = write_mlperf_runs(tmp_path)
     (runs / "points/run-5/mlperf.log").write_bytes(b":::MLLOG {\0\xff\n")
     done = quick("mlperf", "summary", "repeated", "--json")
@@ -214,7 +218,7 @@ def test_summary_of_runs_one_of_them_damaged(quick, tmp_path):
     assert len(done.json()["not_read"]) == 1
 
 
-def test_a_folder_without_logs_does_not_keep_the_others_from_being_told(quick, tmp_path):
+def test_mlperf_check_empty_folder_does_not_hide_other_logs(quick, tmp_path):
     write_mlperf_run(tmp_path, 1)
     (tmp_path / "empty").mkdir()
     done = quick("mlperf", "check", "run-1", "empty")
@@ -233,14 +237,14 @@ def test_a_folder_without_logs_does_not_keep_the_others_from_being_told(quick, t
     [
         (lambda path: None, 3, "No such file"),
         (lambda path: path.mkdir(), 3, "no mlperf.log or result_*.txt in"),
-        (lambda path: path.write_bytes(os.urandom(4096)), 3, "no MLPerf log line in it"),
+        (lambda path: path.write_bytes(os.urandom(4096)), 3, "no MLPerf log line found"),
         (lambda path: path.write_text(2 * closed_log()), 3, "several runs in one log"),
-        (lambda path: path.write_text(closed_log()[:-40]), 3, "the last: cut off: the run was killed, or still writes"),
+        (lambda path: path.write_text(closed_log()[:-40]), 3, "(last): truncated; the run was killed or is still"),
         (lambda path: path.write_text(':::MLLOG {"time_ms": 1, "key": "seed", "value": 1}\n'), 3, "no run_start in it"),
     ],
     ids=["missing", "empty folder", "binary", "two runs", "torn", "no run"],
 )  # fmt: skip
-def test_wrong_input_is_named_and_refused(quick, tmp_path, verb, make, code, message):
+def test_mlperf_invalid_input_is_an_error(quick, tmp_path, verb, make, code, message):
     make(tmp_path / "thing")
     done = quick("mlperf", verb, "thing")
     assert done.code == code, done.err
@@ -249,12 +253,12 @@ def test_wrong_input_is_named_and_refused(quick, tmp_path, verb, make, code, mes
     assert "thing" in done.err
 
 
-def test_names_and_values_of_strangers_are_made_harmless(quick, tmp_path):
-    folder = tmp_path / EVIL_NAME
+def test_mlperf_output_escapes_hostile_names_and_values(quick, tmp_path):
+    folder = tmp_path / HOSTILE_NAME
     folder.mkdir()
     text = closed_log()
-    text = text.replace('"somebody"', json.dumps(EVIL)).replace(
-        '"value": "8xMade-up accelerator"', f'"value": {json.dumps(EVIL)}'
+    text = text.replace('"example"', json.dumps(HOSTILE)).replace(
+        '"value": "8xMade-up accelerator"', f'"value": {json.dumps(HOSTILE)}'
     )
     (folder / "result_0.txt").write_text(text)
     for arguments in (("check",), ("check", "--json"), ("summary",), ("summary", "--json")):
@@ -267,19 +271,19 @@ def test_names_and_values_of_strangers_are_made_harmless(quick, tmp_path):
     ("words", "message"),
     [
         (("--ruleset", "9.0.0"), "one of 0.6.0, 0.7.0"),
-        (("--ruleset", "5.0.0"), "--ruleset 5.0.0 has no resnet"),
+        (("--ruleset", "5.0.0"), "--ruleset 5.0.0 has no rules for resnet"),
         (("--field", "cooling=air"), "No such option"),
     ],
 )
-def test_mlperf_check_with_a_wrong_flag_is_refused(quick, tmp_path, words, message):
+def test_mlperf_check_rejects_invalid_flag(quick, tmp_path, words, message):
     write_mlperf_run(tmp_path, 1)
     done = quick("mlperf", "check", "run-1", *words)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
 
 
-def test_without_the_checkers_it_says_what_to_install(trainstone, tmp_path):
-    """A package of that name that cannot be imported stands for one that is not there."""
+def test_mlperf_check_without_checker_shows_install_command(trainstone, tmp_path):
+    """A package that cannot be imported behaves like a missing one."""
     write_mlperf_run(tmp_path, 1)
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['mlperf_logging'] = None\n")
     done = trainstone("mlperf", "check", "run-1", env={"PYTHONPATH": str(tmp_path)})

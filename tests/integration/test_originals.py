@@ -1,4 +1,4 @@
-"""What the originals wrote, written by real small trainings, one of them resumed (benches: golden_commands)."""
+"""Tests of the originals' files written by real small training runs, one of them resumed (benches: golden_commands)."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def values(entries: list[Entry], key: str) -> list:
 
 
 @pytest.mark.parametrize("name", ["mlperf", "tbd", "sc22", "wmlce"])
-def test_a_training_leaves_its_original_s_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_writes_files_of_original(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = make_config(original__name=name, original__every_steps=4, eval__target=1.0, stop__epochs=2.0)
     run = train_here(config, tmp_path, monkeypatch)
     files = sorted(path.name for path in (run.path / "original").iterdir())
@@ -50,7 +50,7 @@ def test_a_training_leaves_its_original_s_files(name: str, tmp_path: Path, monke
         assert values(entries, "Top-1 Accuracy") == [round(100 * share, 3) for share in top1]
 
 
-def test_a_training_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_stopped_and_resumed_continues_nvlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = make_config(
         **{"original__name": "wmlce", "original__every_steps": 2, "checkpoint__every_steps": 5},
         **{"eval__target": 1.0, "optimizer__decay_in": "loss", "optimizer__weight_decay": 1e-4},
@@ -77,13 +77,13 @@ def test_a_training_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkey
     assert document["iter"]["iteration"][:3] == [list(range(0, 12, 2)), list(range(12, 24, 2)), list(range(24, 36, 2))]
 
 
-# Drawn scenes, small images, scores that come an epoch later.
+# Generated scenes, small images, asynchronous scores.
 SSD = {
     **{"device": "cpu", "engine.threads": 1, "engine.keep_memory": False, "loader.threads": 1},
     **{"model.depth": 18, "model.width": 16, "model.num_classes": 2, "data.source": "generated"},
     **{"data.image_size": 64, "data.generated_train": 30, "data.generated_val": 8, "train.precision": "fp32"},
     **{"train.batch_size": 4, "eval.at_epochs": [1.0, 2.0], "stop.epochs": 3.0, "original.every_steps": 5},
-    **{"original_defects": True, "mlperf.org": "somebody"},
+    **{"original_defects": True, "mlperf.org": "example"},
 }
 ITERATION = re.compile(
     r"\[Training\]\[Iteration (\d+)\]\[Epoch (\d), Batch (\d)/8\] lr: \d\.\d{5}, training time: \d+\.\d{3} \[ms\], "
@@ -91,7 +91,7 @@ ITERATION = re.compile(
 )
 
 
-def test_train_ssd_writes_the_files_of_its_original_and_the_real_checker_takes_its_log(quick, tmp_path: Path):
+def test_train_ssd_writes_original_files_and_log_passes_checker(quick, tmp_path: Path):
     words = [word for key, value in SSD.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     done = quick("train", "ssd300-mlperf", *words, "--json")
     assert done.code == 0, done.err
@@ -112,9 +112,9 @@ def test_train_ssd_writes_the_files_of_its_original_and_the_real_checker_takes_i
     whole = file.read_text()
     assert whole.startswith((run / "mlperf.log").read_text())
     assert text in whole
-    assert re.search(r"\nRESULT,SINGLE_STAGE_DETECTOR,,\d+,somebody,\d{4}-\d\d-\d\d [\d:]+ [AP]M\n\Z", whole)
-    passed, said = check_log(run / "mlperf.log", "1.0.0")
-    assert passed, said
+    assert re.search(r"\nRESULT,SINGLE_STAGE_DETECTOR,,\d+,example,\d{4}-\d\d-\d\d [\d:]+ [AP]M\n\Z", whole)
+    passed, output = check_log(run / "mlperf.log", "1.0.0")
+    assert passed, output
     events = read_mllog(run / "mlperf.log")
     values = {event.key: event.value for event in events}
     assert (values["submission_benchmark"], values["submission_division"]) == ("ssd", "open")
@@ -122,11 +122,11 @@ def test_train_ssd_writes_the_files_of_its_original_and_the_real_checker_takes_i
     assert (values["max_samples"], values["opt_base_learning_rate"]) == (1, 0.0025)
     assert read_logged(run / "mlperf.log").times.devices == 1
     order = [(event.key, event.metadata["epoch_num"]) for event in events if "epoch_num" in event.metadata]
-    # The first evaluation's accuracy is known when the second epoch is over.
+    # The first evaluation's accuracy is known after the second epoch.
     assert order.index(("eval_stop", 1)) < order.index(("epoch_stop", 2)) < order.index(("eval_accuracy", 1))
 
 
-def test_five_closed_runs_pass_the_real_checker_and_have_a_score(quick, tmp_path: Path):
+def test_mlperf_summary_five_closed_runs_have_score(quick, tmp_path: Path):
     for seed, minutes in enumerate((25.36, 25.37, 25.40, 25.30, 26.0), 1):
         write_ssd_log(tmp_path / f"result_{seed}.txt", seed=seed, minutes=minutes)
     done = quick("mlperf", "check", ".")

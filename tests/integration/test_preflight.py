@@ -1,4 +1,4 @@
-"""Ranks on hosts of their own (network namespaces of this machine): one message names the host, in time."""
+"""Rendezvous of ranks on several hosts (network namespaces of this machine): one message names the faulty host."""
 
 import signal
 import socket
@@ -15,7 +15,7 @@ from trainstone.results.run_folder import read_result
 
 QUICK = {"parallel.rendezvous_seconds": 12.0, "stop.steps": 1, "data.generated_train": 16, "data.generated_val": 8}
 BOTH = ["h1", "h2"]
-# Ranks change what they find; the number of the rank that does is put in.
+# Code that fakes a fault on one rank.
 OTHER_VERSION = """
 import os; from trainstone.engine.distributed import roll_call; real = roll_call.read_versions
 if os.environ['RANK'] == '1': roll_call.read_versions = lambda: {{**real(), '{name}': '2.12.1'}}
@@ -48,7 +48,7 @@ def train(out: Path, **changes: object) -> list[str]:
 
 
 def assert_shown_once(ended: list[Finished], code: int, *parts: str) -> None:
-    """One message in all, by the first rank, and the same code everywhere."""
+    """Check that rank 0 prints one message, other ranks none, and all have the same exit code."""
     assert [one.code for one in ended] == [code] * len(ended), ended
     message = [line for one in ended for line in one.err.splitlines() if line.startswith("error: ")]
     assert len(message) == 1, ended
@@ -57,7 +57,7 @@ def assert_shown_once(ended: list[Finished], code: int, *parts: str) -> None:
     assert all(one.err == "" for one in ended[1:]), ended
 
 
-def test_three_hosts_with_caches_of_their_own_train_and_record_hosts_and_all_reduce(hosts: Hosts, tmp_path: Path):
+def test_train_on_three_hosts_records_hosts_and_all_reduce(hosts: Hosts, tmp_path: Path):
     caches = {host: tmp_path / f"cache-{host}" for host in hosts.names}
     env = {host: {"TRAINSTONE_CACHE": str(cache)} for host, cache in caches.items()}
     ended = hosts.run(hosts.names, train(tmp_path / "runs"), env=env)
@@ -81,7 +81,7 @@ def test_three_hosts_with_caches_of_their_own_train_and_record_hosts_and_all_red
     assert not [name for name in result.files if name.startswith(".rendezvous")]
 
 
-def test_what_one_host_lacks_is_told_by_its_name(hosts: Hosts, tmp_path: Path):
+def test_missing_data_or_folder_error_names_host(hosts: Hosts, tmp_path: Path):
     images, runs = tmp_path / "images", tmp_path / "runs"
     images.mkdir()
     runs.mkdir()
@@ -90,44 +90,44 @@ def test_what_one_host_lacks_is_told_by_its_name(hosts: Hosts, tmp_path: Path):
     assert_shown_once(ended, 3, "rank 1 on h2: cannot read the data set", str(images))
     read_only = f"mount --bind {runs} {runs}; mount -o remount,ro,bind {runs}"
     ended = hosts.run(BOTH, train(runs), before={"h2": read_only})
-    assert_shown_once(ended, 7, "unwritable on h2: Read-only file system")
+    assert_shown_once(ended, 7, f"cannot write the run folder {runs}")
     ended = hosts.run(BOTH, train(runs), before={"h2": f"mount -t tmpfs none {runs}"})
     assert_shown_once(ended, 7, "h2 does not see the run folder")
 
 
-def test_ranks_that_are_not_alike_are_told_by_host(hosts: Hosts, tmp_path: Path):
+def test_differing_versions_devices_or_config_error_names_host(hosts: Hosts, tmp_path: Path):
     for name in ("torch", "trainstone"):
         ended = hosts.run(BOTH, train(tmp_path), prepare=OTHER_VERSION.format(name=name))
-        assert_shown_once(ended, 4, f"rank 1 on h2: its version of {name} is 2.12.1; rank 0 on h1 has ")
+        assert_shown_once(ended, 4, f"rank 1 on h2: {name} 2.12.1 differs from {name} ")
     ended = hosts.run(BOTH, train(tmp_path), prepare=NO_DEVICE)
-    assert_shown_once(ended, 4, "rank 1 on h2: ", "which has 0 CUDA devices")
+    assert_shown_once(ended, 4, "rank 1 on h2: ", "its host has 0 CUDA devices")
     other = "import os, sys\nif os.environ['RANK'] == '1': sys.argv += ['--set', 'seed=7']"
     ended = hosts.run(BOTH, train(tmp_path), prepare=other)
-    assert_shown_once(ended, 2, "rank 1 on h2: its configuration differs from that of rank 0 on h1: seed = 7 (")
+    assert_shown_once(ended, 2, "rank 1 on h2: configuration differs from that of rank 0 on h1: seed = 7 (")
 
 
 @pytest.mark.slow
-def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
+def test_wrong_interface_error_names_host(hosts: Hosts, tmp_path: Path):
     ended = hosts.run(BOTH, train(tmp_path, parallel__interface="ib7"))
-    missing = "rank 0 on h1: network interface ib7 (parallel.interface) is not there"
+    missing = "rank 0 on h1: network interface ib7 (parallel.interface) does not exist"
     assert_shown_once(ended, 5, missing, "eth0 (10.77.0.1)")
     loopback = {host: {"GLOO_SOCKET_IFNAME": "lo"} for host in BOTH}
     ended = hosts.run(BOTH, train(tmp_path), env=loopback)
     assert_shown_once(ended, 5, "rank 0 on h1: network interface lo is loopback", "eth0 (10.77.0.1)")
-    for number, host in enumerate(BOTH, 1):  # an interface that leads nowhere
+    for number, host in enumerate(BOTH, 1):  # an interface without a route to the other host
         assert hosts.shell(host, "ip link add side0 type veth peer name side1")
         assert hosts.shell(host, f"ip addr add 10.9.0.{number}/24 dev side0")
         assert hosts.shell(host, "ip link set side0 up; ip link set side1 up")
     ended = hosts.run(BOTH, train(tmp_path, parallel__interface="side0"))
     assert [one.code for one in ended] == [5, 5], ended
     (message,) = (line for one in ended for line in one.err.splitlines() if line.startswith("error: "))
-    assert message.startswith("error: rank 1 on h2: ranks cannot exchange messages by gloo: ")
+    assert message.startswith("error: rank 1 on h2: ranks cannot communicate over gloo: ")
     assert "No route to host, remote=[10.9.0.1]" in message
     assert "hosts: h1 at 10.9.0.1 (side0), h2 at 10.9.0.2 (side0)" in message
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts, tmp_path: Path):
+def test_missing_rank_and_port_in_use_are_reported(hosts: Hosts, tmp_path: Path):
     command = train(tmp_path, parallel__rendezvous_seconds=5.0)
     ended = hosts.run(BOTH, command, world=3, env={"h1": {"SLURM_JOB_NODELIST": "h[1-3]"}})
     assert_shown_once(ended, 5, "rank 2 did not connect to ", "; connected: h1 (0), h2 (1); no rank connected from h3")
@@ -141,15 +141,15 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
     ended = hosts.run(BOTH, command, before={"h1": taker})
     place = f"10.77.0.1:{hosts.port}"
     assert [one.code for one in ended] == [5, 5]
-    assert f"error: rank 0 on h1 cannot listen at {place}: another program uses this port" in ended[0].err
-    # The two have no place to agree who speaks.
+    assert f"error: rank 0 on h1 cannot listen at {place}: the port is in use" in ended[0].err
+    # Without a store both ranks print an error.
     assert f"error: rank 1 on h2 cannot reach rank 0 at {place} within 5 s: " in ended[1].err
-    assert "if rank 0 cannot listen there, its own output says so" in ended[1].err
-    assert [len(one.err.splitlines()) for one in ended] == [4, 2], ended  # nothing of torch's own
+    assert "check that rank 0 is running (see its output)" in ended[1].err
+    assert [len(one.err.splitlines()) for one in ended] == [4, 2], ended  # no output of torch
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
+def test_hanging_rank_is_reported_by_another_rank(hosts: Hosts, tmp_path: Path):
     silent = "no answer from h2 (1) after connecting to {}"
     cases = [(1, "roll_call", "check_rank", silent, "SIGSTOP"), (1, "rendezvous", "open_group", silent, "SIGSTOP")]
     lost = "rank 1 on h2 lost rank 0 at {}: it "
@@ -168,7 +168,7 @@ def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
         assert [line for line in ended.err.splitlines() if line.startswith("error: ")] == [message]
 
 
-def test_refusal_of_rank_0_ends_the_other_ranks_with_its_code(hosts: Hosts, tmp_path: Path):
+def test_error_of_rank_0_ends_other_ranks_with_its_exit_code(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     ended = hosts.run(BOTH, train(file, parallel__rendezvous_seconds=600.0))
@@ -176,8 +176,8 @@ def test_refusal_of_rank_0_ends_the_other_ranks_with_its_code(hosts: Hosts, tmp_
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_signal_while_waiting_for_ranks_ends_at_once(nursery: Nursery, tmp_path: Path, rank: int):
-    with socket.create_server(("127.0.0.1", 0)) as server:  # what listens here never answers rank 1
+def test_signal_during_rendezvous_ends_immediately(nursery: Nursery, tmp_path: Path, rank: int):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections of rank 1, but never answers
         server.settimeout(60)
         port = server.getsockname()[1]
         if rank == 0:
@@ -188,7 +188,7 @@ def test_signal_while_waiting_for_ranks_ends_at_once(nursery: Nursery, tmp_path:
         if rank == 0:
             wait_until(lambda: "connecting with 1 other rank" in child.err.read_text())
         else:
-            held = [server.accept() for _ in range(2)]  # the second connection is that of torch's store
+            held = [server.accept() for _ in range(2)]  # the second connection is from torch's store
         child.send(signal.SIGTERM)
         ended = child.wait()
     for connection, _ in held:
@@ -196,7 +196,7 @@ def test_signal_while_waiting_for_ranks_ends_at_once(nursery: Nursery, tmp_path:
     assert ended.code == 75, ended
 
 
-def test_ranks_meet_over_ipv6(nursery: Nursery, tmp_path: Path):
+def test_rendezvous_over_ipv6(nursery: Nursery, tmp_path: Path):
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
             port = probe.getsockname()[1]

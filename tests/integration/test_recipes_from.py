@@ -1,4 +1,4 @@
-"""trainstone recipes --from: old command lines become recipes that run."""
+"""Tests of `trainstone recipes --from`: command lines of the originals become recipes that run."""
 
 import shlex
 from pathlib import Path
@@ -18,26 +18,26 @@ LINES = [
 
 
 @pytest.mark.parametrize(("original", "words"), LINES)
-def test_the_printed_command_and_file_are_what_json_says(quick, tmp_path: Path, original: str, words: list[str]):
-    message = quick("recipes", "--from", original, "--json", "--", *words).json()
-    assert set(message) == {"verb", "command", "config", "notes"}
-    planned = quick(*shlex.split(message["command"])[1:], "--dry-run", "--json")
+def test_recipes_from_command_file_and_json_agree(quick, tmp_path: Path, original: str, words: list[str]):
+    translated = quick("recipes", "--from", original, "--json", "--", *words).json()
+    assert set(translated) == {"verb", "command", "config", "notes"}
+    planned = quick(*shlex.split(translated["command"])[1:], "--dry-run", "--json")
     assert planned.code == 0, planned.err
-    assert planned.json()["config"] == message["config"]
+    assert planned.json()["config"] == translated["config"]
     printed = quick("recipes", "--from", original, "--", *words)
     (tmp_path / "mine.toml").write_text(printed.out)
-    planned = quick(message["verb"], "mine.toml", "--dry-run", "--json")
-    assert planned.json()["config"] == message["config"]
+    planned = quick(translated["verb"], "mine.toml", "--dry-run", "--json")
+    assert planned.json()["config"] == translated["config"]
 
 
-def test_a_script_that_trains_nothing_has_a_command_and_no_recipe(quick):
+def test_recipes_from_data_script_has_command_without_recipe(quick):
     words = ["--from", "mlperf-ssd", "--json", "--", "prepare-json.py", "/coco/annotations/a.json", "b.json"]
-    message = quick("recipes", *words).json()
-    assert set(message) == {"verb", "command", "notes"}
-    assert message["command"] == "trainstone data coco --from /coco --to /coco-checked"
+    translated = quick("recipes", *words).json()
+    assert set(translated) == {"verb", "command", "notes"}
+    assert translated["command"] == "trainstone data coco --from /coco --to /coco-checked"
 
 
-def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
+def test_recipes_from_benchmark_line_runs(quick, tmp_path: Path):
     line = "python main.py --mode=training_benchmark --iter_unit batch --num_iter=12 --batch_size 2 --warmup_steps=2"
     printed = quick("recipes", "--from", "wmlce", "--", *shlex.split(line))
     (tmp_path / "mine.toml").write_text(printed.out)
@@ -48,12 +48,12 @@ def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
     assert result["config"]["measure"]["iterations"] == 12
 
 
-def test_a_configuration_file_of_mlperf_is_read_and_not_run(quick, tmp_path: Path):
+def test_recipes_from_mlperf_config_file_is_read_not_executed(quick, tmp_path: Path):
     file = tmp_path / "config_MINE.sh"
     lines = [f"export {word}" for word in mlperf_words("dgxa100")]
     file.write_text("\n".join([*lines, "export WALLTIME=$(touch made-by-a-shell)"]))
-    message = quick("recipes", "--from", "mlperf-resnet50", "--json", "--", "./config_MINE.sh").json()
-    assert message["command"] == "trainstone train resnet50-mlperf --system dgxa100"
+    translated = quick("recipes", "--from", "mlperf-resnet50", "--json", "--", "./config_MINE.sh").json()
+    assert translated["command"] == "trainstone train resnet50-mlperf --system dgxa100"
     file.write_text("touch made-by-a-shell\n")
     done = quick("recipes", "--from", "mlperf-resnet50", "--", "config_MINE.sh")
     assert done.code == 2

@@ -1,7 +1,7 @@
-"""`trainstone launch slurm` on a real Slurm of two nodes: same bits, requeues, ranks killed, fleets, refusals.
+"""Tests of `trainstone launch slurm` on a real Slurm with two nodes: results, requeues, killed ranks, fleets, errors.
 
-Munge, a controller and two slurmd with ports of their own are on this host. Nodes n1 and n2 have two cores each; jobs
-of partition urgent send those of partition batch back into the queue.
+Munge, a controller and two slurmd with their own ports run on this host. Nodes n1 and n2 have two cores each; jobs of
+partition urgent preempt and requeue those of partition batch.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.builders.training_runs import Learned, assert_same, assert_trained_alike, read_learned
+from support.builders.training_runs import TrainedRun, assert_same, assert_trained_alike, read_trained_run
 from support.processes.command import LIMIT, find_free_port, find_run
 from support.processes.forked import Nursery, wait_until
 from support.processes.launches import STEPS, find_step, finish, start_launch, train_words, wait_for_training
@@ -23,15 +23,15 @@ from trainstone.results.run_folder import read_result
 
 pytestmark = pytest.mark.slow
 
-# Of ten classes even a guess comes this far.
+# Below the accuracy of a random guess among ten classes.
 LOW_TARGET = {"eval__target": 0.05}
 ENDLESS = {"stop__epochs": 1000.0}
 Launch = Callable[..., subprocess.Popen[str]]
 NODES = ("n1", "n2")
 GRACE_SECONDS = 60
-"""That a job has from its first signal to its end; far more than a checkpoint takes on a busy host."""
-# Names of nodes are Slurm's own: no name service of this host knows them.
-MEET_HERE = "export MASTER_ADDR=127.0.0.1"
+"""Time of a job between its first signal and SIGKILL; far more than a checkpoint takes on a busy host."""
+# The node names exist only in Slurm; the host cannot resolve them.
+LOCAL_MASTER = "export MASTER_ADDR=127.0.0.1"
 CONFIG = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -39,7 +39,7 @@ SlurmctldPort={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# A requeued job waits until the credential of its last start is void: two minutes, unless said here.
+# A requeued job waits until the credential of its last start expires; the default is two minutes.
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -118,7 +118,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (folder / "munge.key").chmod(0o400)
     places = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
     places |= {"log-file": "munge.log", "seed-file": "munge.seed"}
-    # --force: the folders of tests may be open to more users than munge likes.
+    # --force: the test folders may have wider permissions than munge accepts.
     munge = [programs["munged"], "--foreground", "--force", *(f"--{name}={folder / places[name]}" for name in places)]
     cluster = Cluster(folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
@@ -155,7 +155,7 @@ def launch(cluster: Cluster, tmp_path: Path) -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str, verb: list[str]) -> subprocess.Popen[str]:
-        words = ("slurm", "--prologue", MEET_HERE, *options, "--", *verb)
+        words = ("slurm", "--prologue", LOCAL_MASTER, *options, "--", *verb)
         started.append(start_launch(tmp_path, *words, env=cluster.environment))
         return started[-1]
 
@@ -166,20 +166,20 @@ def launch(cluster: Cluster, tmp_path: Path) -> Iterator[Launch]:
             launched.communicate()
 
 
-def learn_directly(nursery: Nursery, name: str, **changes: Any) -> Learned:
+def train_directly(nursery: Nursery, name: str, **changes: Any) -> TrainedRun:
     out = nursery.folder / name
     assert nursery.run(*train_words(out, **changes), world=2).code == 0
-    return read_learned(find_run(out), 2)
+    return read_trained_run(find_run(out), 2)
 
 
 def find_ranks(out: Path) -> dict[int, psutil.Process]:
-    """The ranks of steps that work below a folder now; neither srun nor the script, which have no number of tasks."""
+    """Find the ranks running below a folder, without srun and the job script, which have no SLURM_STEP_NUM_TASKS."""
     found = {}
     for process in psutil.process_iter():
         try:
-            message = process.environ()
-            if f"{message.get('TRAINSTONE_RUN')}/".startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in message:
-                found.setdefault(int(message["SLURM_PROCID"]), process)
+            environment = process.environ()
+            if f"{environment.get('TRAINSTONE_RUN')}/".startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in environment:
+                found.setdefault(int(environment["SLURM_PROCID"]), process)
         except (OSError, psutil.Error):
             continue
     return found
@@ -195,25 +195,25 @@ def find_job(cluster: Cluster) -> str:
     return job
 
 
-def test_two_nodes_reach_the_target_as_two_ranks_do(tmp_path: Path, cluster: Cluster, launch: Launch, nursery: Nursery):
+def test_slurm_two_nodes_equal_two_local_ranks(tmp_path: Path, cluster: Cluster, launch: Launch, nursery: Nursery):
     out = tmp_path / "runs"
     output, errors = finish(launch("--nodes", "2", verb=train_words(out, **LOW_TARGET)), 0)
     assert "reached" in output
     assert "is running on n[1-2]" in errors
     assert "2 ranks on 2 hosts connected at 127.0.0.1:" in errors
-    learned = read_learned(find_run(out), 2)
-    assert learned.result.status == "target_reached"
-    assert (learned.result.world.ranks, learned.result.world.nodes) == (2, 2)
-    assert_same(learned, learn_directly(nursery, "to-target", **LOW_TARGET))
+    trained = read_trained_run(find_run(out), 2)
+    assert trained.result.status == "target_reached"
+    assert (trained.result.world.ranks, trained.result.world.nodes) == (2, 2)
+    assert_same(trained, train_directly(nursery, "to-target", **LOW_TARGET))
 
 
-def test_a_job_sent_back_twice_and_a_rank_killed_change_nothing(
+def test_slurm_requeued_job_and_killed_rank_give_same_result(
     tmp_path: Path, cluster: Cluster, launch: Launch, nursery: Nursery
 ):
     out = tmp_path / "runs"
     launched = launch("--nodes", "2", "--requeue", "--max-restarts", "1", verb=train_words(out))
     wait_for_training(out)
-    # Still, until Slurm wakes them for the signal: they do not come to their end before it.
+    # Suspended until Slurm continues them for the signal, so that they cannot finish before it.
     for rank in find_ranks(out).values():
         rank.suspend()
     job = find_job(cluster)
@@ -229,14 +229,14 @@ def test_a_job_sent_back_twice_and_a_rank_killed_change_nothing(
     _, errors = finish(launched, 0)
     assert "is pending (start 2): BeginTime" in errors
     assert "is running on n[1-2] (start 3)" in errors
-    learned = read_learned(find_run(out), 2)
-    assert learned.document["step"] == STEPS
-    assert learned.result.quality is not None
-    assert learned.result.quality.starts == 4
-    assert_trained_alike(learned, learn_directly(nursery, "undisturbed"))
+    trained = read_trained_run(find_run(out), 2)
+    assert trained.document["step"] == STEPS
+    assert trained.result.quality is not None
+    assert trained.result.quality.starts == 4
+    assert_trained_alike(trained, train_directly(nursery, "undisturbed"))
 
 
-def test_a_killed_rank_is_named_with_its_node(tmp_path: Path, cluster: Cluster, launch: Launch):
+def test_slurm_killed_rank_is_reported_with_node(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     launched = launch("--nodes", "2", verb=[*train_words(out, **ENDLESS), "-q"])
     wait_for_training(out)
@@ -250,7 +250,7 @@ def test_a_killed_rank_is_named_with_its_node(tmp_path: Path, cluster: Cluster, 
     assert [one.code for one in result.findings if one.severity == "error"] == ["rank-failed"]
 
 
-def test_a_fleet_has_a_run_for_each_node(tmp_path: Path, cluster: Cluster, launch: Launch):
+def test_slurm_fleet_has_one_run_per_node(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     output, errors = finish(launch("--fleet", verb=train_words(out, stop__epochs=1.0)), 0)
     assert "0 of 2 nodes done" in errors
@@ -263,9 +263,7 @@ def test_a_fleet_has_a_run_for_each_node(tmp_path: Path, cluster: Cluster, launc
         assert [device.host for device in result.devices] == [node]
 
 
-def test_a_detached_job_goes_by_itself_and_one_cancelled_does_not_come_back(
-    tmp_path: Path, cluster: Cluster, launch: Launch
-):
+def test_slurm_detached_job_runs_and_cancelled_job_is_not_requeued(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     output, _ = finish(launch("--requeue", "--detach", verb=train_words(out, **ENDLESS)), 0)
     (run,) = out.iterdir()
@@ -278,7 +276,7 @@ def test_a_detached_job_goes_by_itself_and_one_cancelled_does_not_come_back(
     assert read_result(run).status == "interrupted"
 
 
-def test_fleet_names_the_node_that_failed_and_keeps_the_others(tmp_path: Path, cluster: Cluster, launch: Launch):
+def test_slurm_fleet_reports_failed_node_and_keeps_others(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     launched = launch("--fleet", verb=train_words(out, **ENDLESS))
     wait_until(lambda: len(list(out.glob("*/n?/checkpoints/step-*.safetensors"))) >= 2)
@@ -292,7 +290,7 @@ def test_fleet_names_the_node_that_failed_and_keeps_the_others(tmp_path: Path, c
     assert [line.split()[-1] for line in output.splitlines()[1:3]] == ["interrupted", "failed"]
 
 
-def test_pending_job_shows_the_reason_and_survives_ctrl_c(tmp_path: Path, cluster: Cluster, launch: Launch):
+def test_slurm_pending_job_shows_reason_and_survives_ctrl_c(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     interrupted = launch("--nodes", "2", verb=train_words(out))
@@ -314,14 +312,14 @@ def test_pending_job_shows_the_reason_and_survives_ctrl_c(tmp_path: Path, cluste
     ]
 
 
-def test_refused_job_is_one_message_and_leaves_no_folder(tmp_path: Path, cluster: Cluster, launch: Launch):
+def test_slurm_rejected_job_is_one_error_without_run_folder(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     verb = train_words(out)
     for message, options in {
-        "Slurm refused the job: invalid partition specified: nope": ["--partition", "nope"],
-        "Slurm refused the job: Invalid generic resource": ["--fleet", "--gres", "gpu:1"],
-        "Slurm has no partition nope": ["--partition", "nope", "--fleet"],
+        "Slurm rejected the job: invalid partition specified: nope": ["--partition", "nope"],
+        "Slurm rejected the job: Invalid generic resource": ["--fleet", "--gres", "gpu:1"],
+        "unknown Slurm partition: nope": ["--partition", "nope", "--fleet"],
     }.items():
         _, errors = finish(launch(*options, verb=verb), 5)
         assert message in errors

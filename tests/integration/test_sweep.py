@@ -1,4 +1,4 @@
-"""trainstone sweep through the real command line: a whole one, and ones that are killed, stopped and resumed."""
+"""`trainstone sweep` on the command line: a complete sweep, and sweeps that are killed, stopped and resumed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from trainstone.results.schema.run import Result
 
 SWEEP = ("sweep", "--batch-sizes", "1,2,4,8", "--seed", "3", "--set", "device=cpu")
 ORDER = (8, 1, 4, 2)
-"""In which these batch sizes are run with this seed."""
+"""Running order of these batch sizes with this seed."""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def wait_for_points(folder: Path, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_sweep(trainstone, quick, tmp_path: Path):
+def test_sweep_writes_complete_result(trainstone, quick, tmp_path: Path):
     requested = ("--batch-sizes", "2,8,1000000", "--set", "measure.iterations=20")
     done = trainstone("sweep", *tiny_arguments(), *requested, env={"COLUMNS": "120"})
     assert done.code == 0, done.err
@@ -92,19 +92,19 @@ def test_a_whole_sweep(trainstone, quick, tmp_path: Path):
         assert log[1].seconds > 0
     assert "point 1 of 3: batch " in done.err
     assert "out of memory" in done.out
-    assert re.search(r"Memory ends it: batch 1000000 does not fit\.", " ".join(done.out.split()))
+    assert re.search(r"Out of memory: batch 1000000 does not fit\.", " ".join(done.out.split()))
     last = done.out.strip().splitlines()[-1]
     assert last == f"repeat  trainstone sweep {run.relative_to(tmp_path)}/config.toml --batch-sizes 2,8,1000000"
     refused = quick("compare", str(run), "--to", str(run / result.points[0].run))
     assert refused.code == 7
-    assert "the points of a sweep executed different things" in refused.err
+    assert "the points of a sweep have different settings" in refused.err
 
 
 def resume(run: Path, *arguments: str) -> tuple[str, ...]:
     return ("sweep", "--resume", str(run), *arguments)
 
 
-def test_killed_half_way_it_is_resumed(start, tmp_path: Path):
+def test_sweep_killed_is_resumed(start, tmp_path: Path):
     child = start(batch_4="slow")
     wait_for_points(tmp_path, 3)
     run = find_sweep(tmp_path)
@@ -115,7 +115,7 @@ def test_killed_half_way_it_is_resumed(start, tmp_path: Path):
     assert killed.status == "killed"
     assert [row.value for row in killed.sweep.rows] == [1, 8]
     assert killed.verdict.endswith("(2 of 4 points)")
-    # The point ends with its parent.
+    # The child ends with its parent.
     wait_until(lambda: "interrupted" in [point.status for point in list_points(run)])
     again = wait(start(*resume(run)))
     assert again.code == 0, again.err
@@ -126,50 +126,50 @@ def test_killed_half_way_it_is_resumed(start, tmp_path: Path):
     assert result.process.starts == 2
     begun = [(point.config["train"]["batch_size"], point.status) for point in list_points(run)]
     assert sorted(begun) == [(1, "ok"), (2, "ok"), (4, "interrupted"), (4, "ok"), (8, "ok")]
-    # The same command again is another sweep
+    # The same command again starts another sweep
     other = wait(start())
     assert (other.code, "resuming" in other.err) == (0, False)
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_stopped_it_says_how_to_resume_and_does(start, tmp_path: Path, number: int, code: int):
+def test_sweep_stopped_gives_resume_hint_and_resumes(start, tmp_path: Path, number: int, code: int):
     child = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
     run = find_sweep(tmp_path)
-    # A terminal sends Ctrl-C to all processes of a command, a scheduler its SIGTERM to the first
+    # A terminal sends SIGINT to all processes of a command, a scheduler SIGTERM to the parent
     (os.killpg if number == signal.SIGINT else os.kill)(child.pid, number)
     stopped = wait(child)
     assert stopped.code == code, stopped.err
-    assert f"go on with: trainstone sweep --resume {run.relative_to(tmp_path)}" in " ".join(stopped.out.split())
+    assert f"resume with: trainstone sweep --resume {run.relative_to(tmp_path)}" in " ".join(stopped.out.split())
     result = read_result(run)
     assert result.status == "interrupted"
     assert [row.value for row in result.sweep.rows] == [8]
     assert result.findings[-1].message == f"stopped by {signal.Signals(number).name} after 1 of 4 points"
     for changes in (("--strict",), ("--out", "elsewhere"), ("--seed", "4")):
         refused = wait(start(*resume(run, *changes)))
-        assert (refused.code, "keeps its recipe, plan and folder" in refused.err) == (2, True)
+        assert (refused.code, "cannot change recipe, plan or folder" in refused.err) == (2, True)
     planned = wait(start(*resume(run, "--dry-run")))
     assert f"# would resume {run}, and run 3 of 4 points, in this order:" in planned.out
     labels = [line for line in planned.out.splitlines() if line.startswith("# ") and ": batch" in line]
     assert labels == ["# 2: batch 1", "# 3: batch 4", "# 4: batch 2"]
     assert f" bench {run}/launch/batch_1.toml --out " in planned.out
-    assert 'precision = "fp32"' in planned.out  # as the first point settled it
+    assert 'precision = "fp32"' in planned.out  # resolved by the first point
     again = wait(start(*resume(run, "--json")))
     assert again.code == 0, again.err
     assert [row["value"] for row in json.loads(again.out)["sweep"]["rows"]] == [1, 2, 4, 8]
     assert len(list_points(run)) == 5
     over = wait(start(*resume(run)))
     assert over.code == 7
-    assert "has come to its end" in over.err
-    assert f"start again: trainstone sweep {run}/config.toml --batch-sizes 1,2,4,8" in over.err
+    assert "is complete" in over.err
+    assert f"repeat it: trainstone sweep {run}/config.toml --batch-sizes 1,2,4,8" in over.err
 
 
-def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
+def test_sweep_second_ctrl_c_leaves_no_child(start, tmp_path: Path):
     child = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
     point = find_running(tmp_path)
-    # To the sweep alone: nobody else tells its point
+    # The signal goes to the parent only
     child.send_signal(signal.SIGINT)
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
@@ -178,7 +178,7 @@ def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
     assert read_result(find_sweep(tmp_path)).status == "interrupted"
 
 
-def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
+def test_sweep_dry_run_lists_points_in_running_order(quick, tmp_path: Path):
     done = quick(*SWEEP, "--profile", "--dry-run")
     assert done.code == 0
     labels = [line for line in done.out.splitlines() if line.startswith("# ") and ": batch" in line]

@@ -1,4 +1,4 @@
-"""trainstone train --runs: several whole trainings, combined; stopped or killed, they end with the same bits."""
+"""`trainstone train --runs`: several trainings combined; stopped or killed and resumed, they give the same weights."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.builders.training_runs import assert_same, read_learned, set_arguments
+from support.builders.training_runs import assert_same, read_trained_run, set_arguments
 from support.processes.command import Finished, find_run
 from support.processes.forked import Child, Nursery, wait_until
-from trainstone.results.combine import BegunRun
+from trainstone.results.combine import StartedRun
 from trainstone.results.run_folder import read_result
 
 pytestmark = pytest.mark.slow
 
-# 240 steps: some seconds, so that whoever looks once a second meets it under way.
+# 240 steps take some seconds, so that polling once per second finds the run in progress.
 LONG = set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20)
 
 
@@ -29,7 +29,7 @@ def start(nursery: Nursery, out: Path, *arguments: str) -> Child:
 
 
 def wait_for_checkpoint(out: Path, num_children: int = 1) -> None:
-    """Until so many runs have been begun, and the last has a checkpoint."""
+    """Wait until this many runs have started and the newest has a checkpoint."""
     wait_until(lambda: len(list(out.glob("*/points/*"))) == num_children)
     newest = max(out.glob("*/points/*"))
     wait_until(lambda: any(newest.glob("checkpoints/step-*.safetensors")))
@@ -42,18 +42,16 @@ def whole(nursery: Nursery) -> tuple[Path, Finished]:
     return find_run(out), ended
 
 
-def test_train_runs_makes_one_document_of_runs_that_are_as_they_would_be_alone(
-    nursery: Nursery, whole: tuple[Path, Finished]
-):
+def test_train_runs_combines_runs_that_equal_single_runs(nursery: Nursery, whole: tuple[Path, Finished]):
     run, ended = whole
     assert ended.code == 8, ended.err
     children = find_children(run)
     assert sorted(children) == [3, 4]
-    out = nursery.folder / "alone"
-    alone = nursery.run("train", "demo-classify", *LONG, "--seed", "4", "--out", str(out))
-    assert alone.code == 0
-    assert_same(read_learned(children[4]), read_learned(find_run(out)))
-    assert read_learned(children[3]).evaluated != read_learned(children[4]).evaluated
+    out = nursery.folder / "single"
+    single = nursery.run("train", "demo-classify", *LONG, "--seed", "4", "--out", str(out))
+    assert single.code == 0
+    assert_same(read_trained_run(children[4]), read_trained_run(find_run(out)))
+    assert read_trained_run(children[3]).evaluated != read_trained_run(children[4]).evaluated
     document = json.loads(ended.out)
     assert document == json.loads((run / "result.json").read_text())
     result = read_result(run)
@@ -71,7 +69,7 @@ def test_train_runs_makes_one_document_of_runs_that_are_as_they_would_be_alone(
     assert "0 of 2 runs reached 90 % top-1" in result.verdict
 
 
-def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, whole: tuple[Path, Finished]):
+def test_train_runs_stopped_and_resumed_equals_uninterrupted_runs(nursery: Nursery, whole: tuple[Path, Finished]):
     out = nursery.folder / "signalled-runs"
     going = start(nursery, out)
     wait_for_checkpoint(out)
@@ -84,7 +82,7 @@ def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, wh
     assert [finding.message for finding in result.findings if finding.code == "interrupted"] == [
         "stopped by SIGUSR1 after 0 of 2 runs"
     ]
-    assert [BegunRun("", read_result(child)).is_over for child in find_children(run).values()] == [False]
+    assert [StartedRun("", read_result(child)).is_finished for child in find_children(run).values()] == [False]
 
     going = nursery.start("train", "--resume", str(run))
     wait_for_checkpoint(out, 2)
@@ -102,7 +100,7 @@ def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, wh
     compare_children(run, whole[0])
 
 
-def test_killed_it_goes_on_and_leaves_no_child_behind(nursery: Nursery, whole: tuple[Path, Finished]):
+def test_train_runs_killed_leaves_no_child_and_resumes(nursery: Nursery, whole: tuple[Path, Finished]):
     out = nursery.folder / "killed-runs"
     going = start(nursery, out)
     wait_for_checkpoint(out)
@@ -131,14 +129,14 @@ def compare_children(run: Path, other: Path) -> None:
     ours, theirs = find_children(run), find_children(other)
     assert ours.keys() == theirs.keys()
     for seed, path in ours.items():
-        assert_same(read_learned(path), read_learned(theirs[seed]))
+        assert_same(read_trained_run(path), read_trained_run(theirs[seed]))
 
 
-def test_a_run_that_fails_is_named(nursery: Nursery, tmp_path: Path):
+def test_train_runs_names_failed_run(nursery: Nursery, tmp_path: Path):
     broken = set_arguments(optimizer__learning_rate=1e12)
     ended = nursery.run("train", "demo-classify", *broken, "--runs", "3", "--out", str(tmp_path))
     assert ended.code == 6
-    assert "error: run 1 of 3: the loss is no number any more at step " in ended.err
+    assert "error: run 1 of 3: loss became NaN or infinite at step " in ended.err
     result = read_result(find_run(tmp_path))
     assert result.status == "failed"
     assert [finding.code for finding in result.findings] == ["run-failed"]

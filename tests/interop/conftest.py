@@ -1,4 +1,4 @@
-"""Whole data sets for the real systems, made once: folders of images, and what the command line makes of them."""
+"""Data sets for the interop tests, made once per session: image folders and the data sets that the CLI writes."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.builders.raw_data_sets import SCENES, make_imagenet, make_oddities
+from support.builders.raw_data_sets import SCENES, make_imagenet, make_unusual_folders
 from support.processes.command import LIMIT, command_line
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI")
@@ -15,7 +15,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI")
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Run `trainstone data` so that it makes a set, and say where; the same command works once."""
+    """Return a function that runs `trainstone data` and returns the data set; the same command runs only once."""
     root = tmp_path_factory.mktemp("made")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     made: dict[tuple[str, ...], Path] = {}
@@ -53,7 +53,7 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def oddities(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class folders in which nearly all lies that im2rec knows to take or to leave."""
+    """Class folders with almost all kinds of files that im2rec reads or skips."""
     root = tmp_path_factory.mktemp("oddities")
-    make_oddities(root, imagenet)
+    make_unusual_folders(root, imagenet)
     return root

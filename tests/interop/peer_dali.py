@@ -1,4 +1,4 @@
-"""What DALI's readers make of a file and its index. Run by the interpreter of the environment dali, jobs on stdin:
+"""Read files and indexes with DALI. Run with the Python of the environment dali; jobs are on stdin:
 
 tfrecord     {path, index, count, features: {name: kind}}    answer {name: [values of each record]}
 mxnet        {path, index, count}                            answer [{labels, image}]
@@ -7,8 +7,8 @@ coco         {path, annotations, count}                      answer [{id, labels
 box_crops    {boxes, overlaps, attempts, count, seed}        answer [[left, top, width, height, boxes kept]]
 colours      {pixels, colours: [four numbers each]}          answer [pixels]: Hsv, then BrightnessContrast
 
-Paths and indexes are one or a list; `count` is how many records there must be in all. Byte strings come back as sha256;
-a list that a record lacks comes back empty. Nothing needs a GPU.
+Paths and indexes are one or a list; `count` is the expected total number of records. Byte strings are returned as
+sha256, missing lists as empty lists. No GPU is needed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ KINDS = {
 
 
 def run(count, make, **how):
-    """The outputs of one batch that holds all records, as lists of arrays."""
+    """Return the outputs of one batch with all records, as lists of arrays."""
 
     @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1, **how)
     def pipeline():

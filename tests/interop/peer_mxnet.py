@@ -1,4 +1,4 @@
-"""MXNet's word on RecordIO. Run by the interpreter of the environment mxnet, jobs on stdin:
+"""Write and read RecordIO with MXNet. Run with the Python of the environment mxnet; jobs are on stdin:
 
 write    {path of .rec: [record]}   record = {key, labels, vector, image}, the image in hexadecimal; .idx beside it
 iterate  {path of .rec: {count, width, height, pixels}}   answer {path: [label]} of ImageRecordIter; pixels to that .npy
@@ -46,7 +46,7 @@ def detect(path, job):
 
 
 def unfold(labels):
-    """The objects of a padded row: three sizes of the image and how many numbers follow, then the record's own."""
+    """Return the objects of a padded row: three image sizes, the number of values, then the record's values."""
     count = int(labels[3])
     head, width = int(labels[4]), int(labels[5])
     return labels[4 + head : 4 + count].reshape(-1, width).tolist()

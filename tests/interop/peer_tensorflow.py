@@ -1,13 +1,13 @@
-"""TensorFlow's word on TFRecord and Example. Run by the interpreter of the environment tensorflow, jobs on stdin:
+"""Write and read TFRecord and Example with TensorFlow. Run by the Python of the environment tensorflow, jobs on stdin:
 
 encode   [record]           answer [message in hexadecimal]; record = {feature: [kind, values]}, bytes in hexadecimal
-build    [{source, target, shards: {train, validation}, threads, sorted}]   ImageNet as build_imagenet_data.py made it;
-         `sorted` features have one order, as ours have
+build    [{source, target, shards: {train, validation}, threads, sorted}]   ImageNet as in build_imagenet_data.py;
+         `sorted`: features in a fixed order, as in trainstone
 glob     [pattern]          answer {pattern: [path]}
-train    {name: {paths, pixels}}   answer {name: [features]}, as ResNet's input asks for them; pixels to that .npz
-detect   {name: [path]}            answer {name: [features]}, as SSD's input asks for them
+train    {name: {paths, pixels}}   answer {name: [features]}, parsed as for ResNet; pixels go to that .npz
+detect   {name: [path]}            answer {name: [features]}, parsed as for SSD
 crops    {name: {width, height, boxes, covered, area, aspect, attempts, draws, seed}}   answer {name: [crop]}, of
-         sample_distorted_bounding_box; boxes are top, left, bottom, right in shares, crops left, top, width, height
+         sample_distorted_bounding_box; boxes are top, left, bottom, right as shares, crops are left, top, width, height
 """
 
 import hashlib
@@ -112,7 +112,7 @@ def describe(path, label, synset, text, boxes):
 
 
 def build(job):
-    """Files of a class are taken by name: TensorFlow's glob has them in the file system's order."""
+    """Write the TFRecord shards of one job; files of a class are sorted by name, as glob order is undefined."""
     source, target, threads = Path(job["source"]), Path(job["target"]), job["threads"]
     target.mkdir()
     lines = (source / "imagenet_metadata.txt").read_text().splitlines()
@@ -136,7 +136,7 @@ def build(job):
 
 
 def read_features(paths, spec):
-    """Each record's features, parsed as a training program does it."""
+    """Yield each record's features, parsed as in training code."""
     records = tf.data.TFRecordDataset(paths).map(lambda record: tf.io.parse_single_example(record, spec))
     for record in records:
         dense = {
@@ -145,27 +145,27 @@ def read_features(paths, spec):
         yield {**record, **dense}
 
 
-def show(features):
-    """Images as sha256, texts as such, numbers as they are."""
+def dump_features(features):
+    """Return features as JSON values: images as sha256, texts and numbers unchanged."""
     return {
-        name: hashlib.sha256(value.numpy()).hexdigest() if name == "image/encoded" else show_value(value.numpy())
+        name: hashlib.sha256(value.numpy()).hexdigest() if name == "image/encoded" else dump_value(value.numpy())
         for name, value in features.items()
     }
 
 
-def show_value(value):
+def dump_value(value):
     if isinstance(value, bytes):
         return value.decode()
-    return [show_value(text) for text in value] if value.dtype == object else value.tolist()
+    return [dump_value(text) for text in value] if value.dtype == object else value.tolist()
 
 
 def read_for_training(job):
     records = list(read_features(job["paths"], TRAIN))
-    # Its default is libjpeg's fast transform, which is off by up to some three steps of 255.
+    # The default is libjpeg's fast DCT, which differs by up to about 3 of 255.
     accurate = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
     pixels = [tf.io.decode_jpeg(record["image/encoded"], **accurate).numpy() for record in records]
     np.savez(job["pixels"], *pixels)
-    return [show(record) for record in records]
+    return [dump_features(record) for record in records]
 
 
 def sample_crops(job):
@@ -200,7 +200,7 @@ def main():
         "glob": {pattern: tf.io.gfile.glob(pattern) for pattern in jobs.get("glob", [])},
         "train": {name: read_for_training(job) for name, job in jobs.get("train", {}).items()},
         "detect": {
-            name: [show(record) for record in read_features(paths, DETECT)]
+            name: [dump_features(record) for record in read_features(paths, DETECT)]
             for name, paths in jobs.get("detect", {}).items()
         },
         "crops": {name: sample_crops(job) for name, job in jobs.get("crops", {}).items()},

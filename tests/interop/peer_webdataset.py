@@ -1,4 +1,4 @@
-"""What the package webdataset makes of tars. Run by the interpreter of the environment webdataset, jobs on stdin:
+"""Read tars with the package webdataset. Run with the Python of the environment webdataset; jobs are on stdin:
 
 {name: [path]}   answer {name: [{__key__, extension: sha256}]}, in the order of the files
 """

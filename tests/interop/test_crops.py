@@ -1,5 +1,5 @@
-"""Our crops around boxes and our colours are those of TensorFlow's sample_distorted_bounding_box and of DALI's own
-RandomBBoxCrop, Hsv and BrightnessContrast."""
+"""Crops and colours compared with TensorFlow's sample_distorted_bounding_box and with DALI's RandomBBoxCrop, Hsv and
+BrightnessContrast."""
 
 import functools
 from collections import Counter
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from support.builders.images import busy
+from support.builders.images import noisy
 from support.processes.peers import query_peer
 from trainstone.config.schema import AugmentConfig
 from trainstone.data.pipeline.crops import crop_boxes, crop_overlap
-from trainstone.data.pipeline.random_draws import Draws, make_key
+from trainstone.data.pipeline.random_draws import Draws, derive_key
 from trainstone.data.pipeline.transform import Colours, change_colours
 from trainstone.data.sample import Box
 
@@ -32,17 +32,17 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "photo without a box": Case(500, 375),
+    "landscape without a box": Case(500, 375),
     "portrait": Case(333, 500, (BOX,)),
     "square with two boxes": Case(256, 256, (BOX, SMALL), covered=0.5),
-    "small box held whole": Case(400, 300, (SMALL,), covered=1.0, area=(0.05, 0.6)),
+    "small box fully covered": Case(400, 300, (SMALL,), covered=1.0, area=(0.05, 0.6)),
     "large share of the image": Case(300, 300, covered=0.6),
     "narrow": Case(600, 90, (BOX,)),
     "tiny": Case(20, 14),
     "hard to hit": Case(120, 160, (SMALL,), covered=1.0, area=(0.05, 0.1), attempts=5),
     "other ranges": Case(640, 480, (SMALL,), area=(0.1, 0.5), aspect=(0.5, 2.0)),
-    "box of no pixel": Case(50, 40, (Box(0, 0.51, 0.51, 0.511, 0.511),), attempts=5),
-    # Not 0.8: of 31 x 40 that is 992 pixels exactly, which 32-bit floats of TensorFlow's place just above 31 x 32.
+    "box smaller than a pixel": Case(50, 40, (Box(0, 0.51, 0.51, 0.511, 0.511),), attempts=5),
+    # Not 0.8: that is exactly 992 pixels of 31 x 40, which TensorFlow's 32-bit floats round to just above 31 x 32.
     "nearly all of it": Case(31, 40, (BOX,), area=(0.81, 1.0), attempts=20),
 }
 
@@ -60,7 +60,7 @@ def tensorflow() -> dict[str, np.ndarray]:
 @functools.cache
 def draw(case: Case) -> np.ndarray:
     rule = AugmentConfig(area=case.area, aspect=case.aspect, min_object_covered=case.covered, attempts=case.attempts)
-    keys = [make_key(1, 2, number) for number in range(DRAWS)]
+    keys = [derive_key(1, 2, number) for number in range(DRAWS)]
     return np.array([crop_boxes(case.width, case.height, case.boxes, Draws(key), rule) for key in keys])
 
 
@@ -79,27 +79,27 @@ def measure(crops: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_measure_has_tensorflows_distribution(name: str, tensorflow: dict[str, np.ndarray]):
+def test_crop_boxes_has_distribution_of_tensorflow(name: str, tensorflow: dict[str, np.ndarray]):
     case, other = CASES[name], measure(tensorflow[name])
-    for what, values in measure(draw(case)).items():
-        found = stats.ks_2samp(values, other[what])
-        assert found.pvalue > 0.001, f"{what}: {found}"
+    for quantity, values in measure(draw(case)).items():
+        found = stats.ks_2samp(values, other[quantity])
+        assert found.pvalue > 0.001, f"{quantity}: {found}"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_whole_image_is_as_frequent_and_extremes_agree(name: str, tensorflow: dict[str, np.ndarray]):
+def test_crop_boxes_extremes_match_tensorflow(name: str, tensorflow: dict[str, np.ndarray]):
     case, crops, other = CASES[name], draw(CASES[name]), tensorflow[name]
     whole = np.array([0, 0, case.width, case.height])
-    ours, tensorflows = ((these == whole).all(axis=1).mean() for these in (crops, other))
+    ours, tensorflows = ((rows == whole).all(axis=1).mean() for rows in (crops, other))
     assert abs(ours - tensorflows) < 0.03
-    area, others_area = (these[:, 2] * these[:, 3] for these in (crops, other))
+    area, others_area = (rows[:, 2] * rows[:, 3] for rows in (crops, other))
     spread = 0.02 * case.width * case.height
     assert abs(area.min() - others_area.min()) <= spread
     assert abs(area.max() - others_area.max()) <= spread
 
 
-def test_tiny_images_have_the_same_few_crops(tensorflow: dict[str, np.ndarray]):
-    """Rounding shows where there are few pixels: each size of crop is as frequent as TensorFlow's."""
+def test_crop_boxes_of_tiny_image_matches_tensorflow(tensorflow: dict[str, np.ndarray]):
+    """Rounding matters for few pixels: each crop size must be as frequent as in TensorFlow."""
     ours, other = (Counter(map(tuple, crops[:, 2:].tolist())) for crops in (draw(CASES["tiny"]), tensorflow["tiny"]))
     often = [size for size, count in (ours + other).items() if count > 40]
     table = [[counts[size] for size in often] for counts in (ours, other)]
@@ -108,9 +108,9 @@ def test_tiny_images_have_the_same_few_crops(tensorflow: dict[str, np.ndarray]):
 
 DALI_DRAWS = 5_000
 SIDE = 20_000
-"""Of an image so large that whole pixels tell shares."""
-# One attempt, as the original had. With more, today's DALI goes on after a crop that is good and may lose it again to a
-# later one without a box; the DALI of the original's time took the first good one, and so do we.
+"""Side of an image so large that rounding to pixels does not matter."""
+# One attempt, as in the original. With more attempts, current DALI continues after a valid crop and may replace it by a
+# later one without a box; the original's DALI version took the first valid crop, and so do we.
 ATTEMPTS = 1
 OVERLAPS = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9]
 BOXES = {
@@ -139,27 +139,27 @@ def dali() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_crops_have_dalis_distribution(name: str, dali: dict[str, np.ndarray]):
+def test_crop_overlap_has_distribution_of_dali(name: str, dali: dict[str, np.ndarray]):
     boxes = BOXES[name]
     rule = AugmentConfig(sides=(0.3, 1.0), aspect=(0.5, 2.0), overlaps=tuple(OVERLAPS), attempts=ATTEMPTS)
-    drawn = [crop_overlap(SIDE, SIDE, boxes, Draws(make_key(4, number)), rule) for number in range(DALI_DRAWS)]
+    drawn = [crop_overlap(SIDE, SIDE, boxes, Draws(derive_key(4, number)), rule) for number in range(DALI_DRAWS)]
     ours = np.array([[*(np.array(crop) / SIDE), len(kept)] for crop, kept in drawn])
     other = dali[name]
     for column in range(4):
         assert stats.ks_2samp(ours[:, column].round(4), other[:, column].round(4)).pvalue > 0.001, column
-    whole, others_whole = ((these[:, 2:4] > 0.9999).all(axis=1).mean() for these in (ours, other))
+    whole, others_whole = ((rows[:, 2:4] > 0.9999).all(axis=1).mean() for rows in (ours, other))
     assert abs(whole - others_whole) < 0.03
     for count in range(1, len(boxes) + 1):
         assert abs((ours[:, 4] == count).mean() - (other[:, 4] == count).mean()) < 0.03
 
 
-def test_colours_are_dalis():
-    pixels = busy(64, 48)
-    made = query_peer("dali", one=("colours", {"pixels": pixels.tolist(), "colours": COLOURS}))["one"]
+def test_change_colours_matches_dali_within_rounding():
+    pixels = noisy(64, 48)
+    made = query_peer("dali", colours=("colours", {"pixels": pixels.tolist(), "colours": COLOURS}))["colours"]
     for colours, expected in zip(COLOURS, np.array(made), strict=True):
         ours = pixels.copy()
         change_colours(ours, colours)
         difference = np.abs(ours - expected)
-        assert difference.max() <= 2, colours  # a level of the first step, stretched by the second
-        # Today's DALI multiplies by numbers that differ from those of the original's time in the third decimal.
+        assert difference.max() <= 2, colours  # one level of the first step, scaled by the second
+        # Current DALI's constants differ from those of the original's version in the third decimal.
         assert difference.mean() < 0.25, colours

@@ -1,5 +1,5 @@
-"""Records at the edges of their formats are TensorFlow's and MXNet's byte for byte (whole sets: test_sets_*.py), and
-whole WebDataset sets of ours are the same to GNU tar, Python's tarfile and the package webdataset."""
+"""Byte equality of edge-case records with TensorFlow and MXNet (whole data sets: test_sets_*.py), and WebDataset tars
+read by GNU tar and the package webdataset."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ IMAGES = [
 ]
 
 
-def test_our_examples_are_tensorflows_byte_for_byte():
+def test_encode_example_matches_tensorflow_bytes():
     jobs = [
         {
             name: [feature.kind, [value.hex() if isinstance(value, bytes) else value for value in feature.values]]
@@ -55,11 +55,11 @@ def test_our_examples_are_tensorflows_byte_for_byte():
     ]
     theirs = query_peer("tensorflow", encode=jobs)["encode"]
     assert [encode_example(example).hex() for example in EXAMPLES[1:]] == theirs[1:]
-    # Without any feature TensorFlow leaves out the empty table of features.
+    # Without features TensorFlow omits the empty feature table.
     assert (encode_example({}), theirs[0]) == (b"\x0a\x00", "")
 
 
-def test_our_records_and_index_are_mxnets_byte_for_byte(tmp_path: Path):
+def test_recordio_and_index_match_mxnet_bytes(tmp_path: Path):
     jobs = [
         {"key": image.id, "labels": image.labels, "vector": image.vector, "image": image.image.hex()}
         for image in IMAGES
@@ -67,7 +67,7 @@ def test_our_records_and_index_are_mxnets_byte_for_byte(tmp_path: Path):
     query_peer("mxnet", write={str(tmp_path / "theirs.rec"): jobs})
     ours = b"".join(pack_image(image) for image in IMAGES)
     assert (tmp_path / "theirs.rec").read_bytes() == ours
-    index = "".join(recordio.index_line(*entry) for entry in recordio.rebuild_index(tmp_path / "theirs.rec"))
+    index = "".join(recordio.format_index_line(*entry) for entry in recordio.rebuild_index(tmp_path / "theirs.rec"))
     assert (tmp_path / "theirs.idx").read_text() == index
 
 
@@ -84,12 +84,12 @@ def list_tars(folder: Path, split: str) -> list[Path]:
 
 
 def expect(samples: Sequence[Sample]) -> list[dict[str, str]]:
-    """The parts of each sample that are known from its folder."""
+    """Return the expected image and label digests of each sample."""
     return [{"jpg": digest(sample.image), "cls": digest(str(sample.label).encode())} for sample in samples]
 
 
-def gather(files: Sequence[tuple[str, bytes]]) -> list[dict[str, str]]:
-    """The parts of each sample, by the rule of WebDataset: a key ends at the first dot of the base name."""
+def group_by_key(files: Sequence[tuple[str, bytes]]) -> list[dict[str, str]]:
+    """Group files by WebDataset's rule: a key ends at the first dot of the base name."""
     samples: dict[str, dict[str, str]] = {}
     for name, data in files:
         folder, _, base = name.rpartition("/")
@@ -100,7 +100,7 @@ def gather(files: Sequence[tuple[str, bytes]]) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_gnu_tar_reads_our_tars(tars, tmp_path, split):
+def test_gnu_tar_reads_wds_tars(tars, tmp_path, split):
     tool = shutil.which("tar")
     if tool is None or "GNU tar" not in subprocess.run([tool, "--version"], capture_output=True, text=True).stdout:
         pytest.skip("needs GNU tar")
@@ -112,10 +112,10 @@ def test_gnu_tar_reads_our_tars(tars, tmp_path, split):
         out = subprocess.run([tool, "--extract", *options, "--directory", tmp_path], capture_output=True, text=True)
         assert (out.returncode, out.stderr) == (0, "")
         files += [(name, (tmp_path / name).read_bytes()) for name in done.stdout.splitlines()]
-    assert gather(files) == expect(read_all(tars)[split])
+    assert group_by_key(files) == expect(read_all(tars)[split])
 
 
-def test_webdataset_reads_our_tars(tars, make):
+def test_webdataset_reads_wds_tars(tars, make):
     find_peer("webdataset")
     boxed = make("make", "detect", *SCENES, "--format", "wds", "--shards", "3,1")
     jobs = {

@@ -1,4 +1,4 @@
-"""Whole data sets of ours, with our indexes, through DALI's readers: TFRecord, RecordIO, WebDataset, COCO."""
+"""Prepared data sets and their index files read by DALI: TFRecord, RecordIO, WebDataset, COCO."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def sets(make: Make, imagenet: Path, oddities: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def folders(make: Make, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Images with COCO's annotations: as `data make` writes them, and as `data coco` prepares them."""
+    """Return folders in COCO's layout from `data make` and from `data coco`."""
     raw = tmp_path_factory.mktemp("coco")
     (raw / "annotations").mkdir()
     for split in SPLITS:
@@ -55,7 +55,7 @@ def folders(make: Make, scenes: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def list_coco(folders: dict[str, Path]) -> dict[str, tuple[Path, Path]]:
-    """What to call it, annotations and images."""
+    """Return name -> annotation file and image folder."""
     made, prepared = folders["made"], folders["prepared"]
     return {
         **{f"made {s}": (made / f"annotations/instances_{s}.json", made / s) for s in SPLITS},
@@ -71,26 +71,26 @@ def list_coco(folders: dict[str, Path]) -> dict[str, tuple[Path, Path]]:
 def dali(sets: dict[str, Path], folders: dict[str, Path], make: Make) -> dict[str, Any]:
     jobs: dict[str, Any] = {}
     detect = {form: make("make", "detect", *SCENES, "--format", form) for form in ("tfrecord", "recordio")}
-    for split, place in (("train", "train"), ("val", "validation")):
+    for split, prefix in (("train", "train"), ("val", "validation")):
         counts = {name: len(read_all(path)[split]) for name, path in sets.items()}
-        shards = sorted(sets["tfrecord"].glob(f"{place}-*"))
+        shards = sorted(sets["tfrecord"].glob(f"{prefix}-*"))
         index = [path.parent / f"idx/{path.name}.idx" for path in shards]
-        jobs[f"tfrecord {split}"] = say("tfrecord", shards, index, counts["tfrecord"], features=CLASSIFY)
-        # This reader takes one file with one index; of several files each needs its own.
-        jobs[f"mxnet {split}"] = say("mxnet", *with_index(sets["mxnet"], f"{split}.rec"), counts["mxnet"])
+        jobs[f"tfrecord {split}"] = build_job("tfrecord", shards, index, counts["tfrecord"], features=CLASSIFY)
+        # This reader takes a single file with a single index.
+        jobs[f"mxnet {split}"] = build_job("mxnet", *with_index(sets["mxnet"], f"{split}.rec"), counts["mxnet"])
         tars = with_index(sets["wds"], f"{split}-*.tar")
-        jobs[f"wds {split}"] = say("webdataset", *tars, counts["wds"], extensions=["jpg", "cls", "json"])
+        jobs[f"wds {split}"] = build_job("webdataset", *tars, counts["wds"], extensions=["jpg", "cls", "json"])
         drawn = len(draw_scenes(split))
         found = with_index(detect["tfrecord"], f"{split}.*.tfrecord")
-        jobs[f"detect tfrecord {split}"] = say("tfrecord", *found, drawn, features=DETECT)
-        jobs[f"detect mxnet {split}"] = say("mxnet", *with_index(detect["recordio"], f"{split}.rec"), drawn)
+        jobs[f"detect tfrecord {split}"] = build_job("tfrecord", *found, drawn, features=DETECT)
+        jobs[f"detect mxnet {split}"] = build_job("mxnet", *with_index(detect["recordio"], f"{split}.rec"), drawn)
     for name, (annotations, images) in list_coco(folders).items():
         count = len(draw_scenes(name.split()[-1]))
         jobs[name] = ("coco", {"path": str(images), "annotations": str(annotations), "count": count})
     return query_peer("dali", **jobs)
 
 
-def say(reader: str, paths: Sequence[Path], indexes: Sequence[Path], count: int, **more: Any) -> tuple[str, Any]:
+def build_job(reader: str, paths: Sequence[Path], indexes: Sequence[Path], count: int, **more: Any) -> tuple[str, Any]:
     assert all(path.is_file() for path in (*paths, *indexes))
     return reader, {"path": [*map(str, paths)], "index": [*map(str, indexes)], "count": count, **more}
 
@@ -101,7 +101,7 @@ def with_index(folder: Path, pattern: str) -> tuple[list[Path], list[Path]]:
 
 
 def check_labels(samples: Sequence[Sample], root: Path) -> Sequence[Sample]:
-    """Our reader's samples are the folders' images, with the folders' labels."""
+    """Check that the samples have the names and labels of the class folders."""
     assert {sample.name: sample.label for sample in samples} == label_by_folder(root)
     return samples
 
@@ -111,7 +111,7 @@ def as_floats(values: Sequence[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_our_tfrecords_with_their_indexes(dali, sets, imagenet, split):
+def test_dali_reads_tfrecord_with_index(dali, sets, imagenet, split):
     found = dali[f"tfrecord {split}"]
     samples = check_labels(read_all(sets["tfrecord"])[split], imagenet / split)
     assert found["image/encoded"] == [digest(sample.image) for sample in samples]
@@ -123,14 +123,14 @@ def test_our_tfrecords_with_their_indexes(dali, sets, imagenet, split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_our_records_with_their_index(dali, sets, oddities, split):
+def test_dali_reads_recordio_with_index(dali, sets, oddities, split):
     samples = check_labels(read_all(sets["mxnet"])[split], oddities / split)
     expected = [{"labels": [float(sample.label)], "image": digest(sample.image)} for sample in samples]
     assert dali[f"mxnet {split}"] == expected
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_our_tars_with_their_indexes(dali, sets, imagenet, split):
+def test_dali_reads_wds_with_index(dali, sets, imagenet, split):
     samples = check_labels(read_all(sets["wds"])[split], imagenet / split)
     found = dali[f"wds {split}"]
     assert [(parts["jpg"], parts["cls"]) for parts in found] == [
@@ -139,7 +139,7 @@ def test_our_tars_with_their_indexes(dali, sets, imagenet, split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_our_scenes_as_tfrecord_and_recordio(dali, split):
+def test_dali_reads_detection_tfrecord_and_recordio(dali, split):
     drawn = [draw_scenes(split).read(number) for number in range(len(draw_scenes(split)))]
     images = [digest(sample.image) for sample in drawn]
     found = dali[f"detect tfrecord {split}"]
@@ -155,7 +155,7 @@ def test_our_scenes_as_tfrecord_and_recordio(dali, split):
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("annotations", ["made", "instances", "bbox_only_instances"])
-def test_our_annotations(dali, annotations, split):
+def test_dali_reads_coco_annotations(dali, annotations, split):
     found = {record["id"]: record for record in dali[f"{annotations} {split}"]}
     drawn = draw_scenes(split)
     assert len(found) == len(drawn)

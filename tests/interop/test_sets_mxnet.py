@@ -1,4 +1,4 @@
-"""Whole RecordIO sets: ours are im2rec.py's byte for byte, MXNet's iterators train from ours, and we read im2rec's."""
+"""RecordIO data sets: byte equality with im2rec.py, reading by MXNet's iterators, and reading im2rec's files."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def im2rec(*arguments: Path | str) -> None:
 
 
 def make_theirs(root: Path, target: Path, chunks: Mapping[str, int] = ONE_FILE) -> Path:
-    """im2rec's set of train and val, in the two steps that ResNet's original takes for each."""
+    """Write train and val with im2rec, in the same two steps as the original ResNet instructions."""
     target.mkdir()
 
     def work(split: str) -> None:
@@ -49,7 +49,7 @@ def make_theirs(root: Path, target: Path, chunks: Mapping[str, int] = ONE_FILE) 
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Make) -> tuple[Path, ...]:
     name = request.param
     root = real_data(f"classification/{name}") if "-" in name else request.getfixturevalue(name)
-    repair = ("--no-repair",) if name == "oddities" else ()  # im2rec knows no repair
+    repair = ("--no-repair",) if name == "oddities" else ()  # im2rec does not repair images
     ours = make("imagenet", "--from", root, *FOLDERS, *repair)
     return root, ours, make_theirs(root, tmp_path_factory.mktemp("im2rec") / "theirs")
 
@@ -80,7 +80,7 @@ def assert_same_files(ours: Path, theirs: Path) -> None:
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
 
 
-def test_our_set_is_im2recs_byte_for_byte(both):
+def test_recordio_set_matches_im2rec_bytes(both):
     root, ours, theirs = both
     assert names_of(theirs) == [f"{split}.{kind}" for split in SPLITS for kind in ("idx", "lst", "rec")]
     for split in SPLITS:
@@ -94,7 +94,7 @@ def images(folder: Path) -> list[Path]:
     return [folder / name for name in label_by_folder(folder)]
 
 
-def test_im2recs_set_is_sound_and_becomes_folders_again(both, tmp_path, trainstone):
+def test_im2rec_set_verifies_and_converts_to_folders(both, tmp_path, trainstone):
     root, _, theirs = both
     checked = trainstone("data", "verify", str(theirs), "--json")
     number = sum(len(label_by_folder(root / split)) for split in SPLITS)
@@ -107,17 +107,17 @@ def test_im2recs_set_is_sound_and_becomes_folders_again(both, tmp_path, trainsto
             assert (tmp_path / "back" / split / path.relative_to(root / split)).read_bytes() == path.read_bytes()
 
 
-def test_our_shards_are_im2recs_chunks(shapes, make, tmp_path, trainstone):
+def test_recordio_shards_match_im2rec_chunks(shapes, make, tmp_path, trainstone):
     ours = make("imagenet", "--from", shapes, *FOLDERS, "--shards", "4,10")
     theirs = make_theirs(shapes, tmp_path / "theirs", {"train": 4, "val": 10})
     assert_same_files(ours, theirs)
-    # 35 images in 10 files: four in each, three in the last but one, none in the last.
+    # 35 images in 10 files: four per file, three in the ninth, none in the last.
     assert [path.name for path in theirs.glob("*.rec") if path.stat().st_size == 0] == ["val_9.rec"]
     checked = trainstone("data", "verify", str(theirs), "--json")
     assert (checked.code, checked.json()["records"]) == (0, 131 + 35)
 
 
-def test_resized_images_are_im2recs(oddities, make, tmp_path):
+def test_resized_images_match_im2rec(oddities, make, tmp_path):
     ours = make("imagenet", "--from", oddities, *FOLDERS, "--resize", "40", "--quality", "90")
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -131,12 +131,12 @@ def test_resized_images_are_im2recs(oddities, make, tmp_path):
             a, b = decode(mine.image).astype(int), decode(other.image).astype(int)
             assert a.shape == b.shape, mine.name
             assert min(a.shape[:2]) == 40
-            # Of colours for print the two libraries have their own idea.
+            # The two libraries convert CMYK differently.
             assert np.abs(a - b).mean() < (2 if mine.name == CMYK else 0.1), mine.name
             assert abs(len(mine.image) - len(other.image)) < 0.05 * len(other.image), mine.name
 
 
-def test_image_record_iter_gives_our_labels_and_images_in_order(mxnet):
+def test_image_record_iter_reads_labels_and_images_in_order(mxnet):
     (labels,) = mxnet["iterate"].values()
     lines = list(read_list(mxnet["train"].with_suffix(".lst")))
     expected = label_by_folder(mxnet["folder"])
@@ -149,7 +149,7 @@ def test_image_record_iter_gives_our_labels_and_images_in_order(mxnet):
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("iterator", ["ImageDetIter", "ImageDetRecordIter"])
-def test_detection_iterators_give_our_boxes(mxnet, iterator, split):
+def test_detection_iterators_read_boxes(mxnet, iterator, split):
     found = mxnet["detect"][str(mxnet["boxed"] / f"{split}.rec")][iterator]
     drawn: GeneratedSource = draw_scenes(split)
     expected = [[[*box[:5], 0.0] for box in drawn.read(number).boxes] for number in range(len(drawn))]

@@ -1,4 +1,4 @@
-"""Whole TFRecord sets: ours are those of build_imagenet_data.py, TensorFlow trains from ours, and we read its own."""
+"""TFRecord data sets: equality with build_imagenet_data.py, reading by TensorFlow, and reading TensorFlow's files."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +13,8 @@ from trainstone.data.image.decode import decode
 from trainstone.formats.tfrecord import TFRecordFile, decode_example
 
 Make = Callable[..., Path]
-# Files of train and validation, and the threads of the original that make them, 8 by default: with these numbers of
-# images other threads would put some into other files.
+# Files of train and validation -> threads of the original (default 8): with another number of threads some of these
+# images would be in other files.
 DEFAULT = "24,16"
 SHARDS = {DEFAULT: 8, "6,2": 2}
 FOLDERS = {"train": "train", "validation": "val"}
@@ -36,7 +36,7 @@ def ours(make: Make, imagenet: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What TensorFlow writes; the first set with features in our order, the second as they come."""
+    """Return the data sets that TensorFlow writes; the first has sorted features, the second does not."""
     root = tmp_path_factory.mktemp("tensorflow")
     jobs = []
     for shards, threads in SHARDS.items():
@@ -70,27 +70,27 @@ def read_messages(path: Path) -> Iterator[bytes]:
         yield from (bytes(file.read(span.offset)) for span in file.spans())
 
 
-def describe(path: Path) -> list[tuple[Any, ...]]:
-    """Name, label, text, boxes and image of each record of a file; images that are encoded anew only by size."""
-    described = []
+def summarise_records(path: Path) -> list[tuple[Any, ...]]:
+    """Return name, label, text, boxes and image of each record of a file; of re-encoded images only the size."""
+    records = []
     for message in read_messages(path):
         example = {name: feature.values for name, feature in decode_example(message, str(path)).items()}
         (name,), (image,) = example["image/filename"], example.pop("image/encoded")
         shown = decode(image).shape if name.decode() in REPAIRED else digest(image)
-        described.append((name, shown, sorted(example.items())))
-    return described
+        records.append((name, shown, sorted(example.items())))
+    return records
 
 
 @pytest.mark.parametrize("shards", SHARDS)
-def test_our_set_is_build_imagenet_datas(ours, theirs, shards):
+def test_tfrecord_set_matches_build_imagenet_data(ours, theirs, shards):
     names = sorted(path.name for path in theirs[shards].iterdir())
     assert sorted(path.name for path in ours[shards].iterdir() if path.is_file()) == ["manifest.json", *names]
     assert len(names) == sum(map(int, shards.split(",")))
     for name in names:
-        assert describe(ours[shards] / name) == describe(theirs[shards] / name), name
+        assert summarise_records(ours[shards] / name) == summarise_records(theirs[shards] / name), name
 
 
-def test_our_records_are_tensorflows_byte_for_byte(ours, theirs):
+def test_tfrecords_match_tensorflow_bytes(ours, theirs):
     repaired = 0
     for path in theirs[DEFAULT].iterdir():
         for mine, other in zip(read_messages(ours[DEFAULT] / path.name), read_messages(path), strict=True):
@@ -101,7 +101,7 @@ def test_our_records_are_tensorflows_byte_for_byte(ours, theirs):
     assert repaired == 2
 
 
-def test_mended_images_look_like_the_originals(ours, theirs):
+def test_repaired_images_match_tensorflow_pixels(ours, theirs):
     mine, other = (
         {sample.name: sample.image for sample in read_all(found[DEFAULT])["train"]} for found in (ours, theirs)
     )
@@ -111,17 +111,17 @@ def test_mended_images_look_like_the_originals(ours, theirs):
 
 
 @pytest.mark.parametrize("shards", SHARDS)
-def test_tensorflows_set_is_sound_and_becomes_ours(ours, theirs, make, shards, trainstone):
+def test_tensorflow_set_verifies_and_converts_to_same_records(ours, theirs, make, shards, trainstone):
     checked = trainstone("data", "verify", str(theirs[shards]), "--json")
     assert (checked.code, checked.json()["records"]) == (0, 207 + 53), checked.out
-    message = trainstone("data", "info", str(theirs[shards]), "--json").json()
-    assert [entry["name"] for entry in message["classes"]] == list(SYNSETS)
+    summary = trainstone("data", "info", str(theirs[shards]), "--json").json()
+    assert [entry["name"] for entry in summary["classes"]] == list(SYNSETS)
     again = make("convert", theirs[shards], "--format", "tfrecord", "--shards", shards)
     for path in theirs[shards].iterdir():
-        assert describe(again / path.name) == describe(ours[shards] / path.name)
+        assert summarise_records(again / path.name) == summarise_records(ours[shards] / path.name)
 
 
-def test_a_glob_finds_our_shards_and_nothing_else(ours, tensorflow):
+def test_glob_matches_only_shards(ours, tensorflow):
     for pattern, found in tensorflow["glob"].items():
         split = Path(pattern).name.removesuffix("-*")
         assert sorted(found) == list_shards(ours[DEFAULT], f"{split}-*-of-*")
@@ -129,7 +129,7 @@ def test_a_glob_finds_our_shards_and_nothing_else(ours, tensorflow):
 
 
 @pytest.mark.parametrize("split", FOLDERS)
-def test_tensorflow_trains_from_our_set(ours, tensorflow, imagenet, split):
+def test_tensorflow_reads_imagenet_set(ours, tensorflow, imagenet, split):
     found = tensorflow["train"][split]
     stored = read_all(ours[DEFAULT])[FOLDERS[split]]
     labels = label_by_folder(imagenet / FOLDERS[split])
@@ -157,10 +157,10 @@ def read_boxes(imagenet: Path) -> dict[str, list[list[float]]]:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_tensorflow_reads_our_scenes(tensorflow, split):
+def test_tensorflow_reads_detection_set(tensorflow, split):
     found = tensorflow["detect"][split]
     drawn = draw_scenes(split)
-    names = [known.name for known in drawn.classes]
+    names = [class_name.name for class_name in drawn.classes]
     for number, record in enumerate(found):
         sample = drawn.read(number)
         edges = [edge for box in sample.boxes for edge in box[1:5]]

@@ -5,7 +5,7 @@ never changed: each worker has a temporary copy of the repository and a virtual 
 
 caught    a test fails, crashes or hangs
 survived  every test of the package passes
-gone      `old` is not in the file exactly once: move the entry to where the code is now, or drop it
+gone      `old` does not occur exactly once in the file: update the entry, or delete it
 
 The exit code is 1 if fewer are caught than mutants.toml records. `--record` writes the outcomes into mutants.toml.
 """
@@ -29,7 +29,7 @@ from subprocess import Popen, TimeoutExpired, check_output
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
-TEST_SECONDS, PACKAGE_SECONDS = 180, 1800  # a test or a package that takes longer hangs
+TEST_SECONDS, PACKAGE_SECONDS = 180, 1800  # a test or package that takes longer counts as hanging
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
 running: set[Popen[bytes]] = set()
 
@@ -44,7 +44,7 @@ class Copy:
         shutil.copy(ROOT / "pyproject.toml", folder)
         venv.create(folder / ".venv", symlinks=True)
         (packages,) = folder.glob(".venv/lib/python*/site-packages")
-        # .pth files in a folder that is named in a .pth file are not read: nothing leads to the real src.
+        # .pth files are not followed recursively: the real src stays invisible.
         (packages / "copy.pth").write_text(f"{folder / 'src'}\n{sysconfig.get_path('purelib')}\n")
         used = check_output([self.python, "-c", "import trainstone; print(trainstone.__file__)"], cwd="/", text=True)
         assert Path(used).is_relative_to(folder), f"{self.python} imports {used}"
@@ -91,7 +91,7 @@ class Copy:
         return [str(file.relative_to(self.folder)) for file in files]
 
     def write(self, path: Path, text: str) -> None:
-        """Write a source file; its compiled file goes, because equal size and second would make it pass for fresh."""
+        """Write a source file and delete its .pyc, which would look up to date with equal size and time."""
         path.write_text(text)
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
@@ -111,7 +111,7 @@ def run_mutants(mutants: list[dict[str, str]], copies: list[Copy]) -> dict[str, 
     with ThreadPoolExecutor(len(copies)) as pool:
         try:
             list(pool.map(work, copies))
-        finally:  # after an error or Ctrl-C something is still running
+        finally:  # after an error or Ctrl-C some tests are still running
             todo.clear()
             for child in list(running):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -119,10 +119,10 @@ def run_mutants(mutants: list[dict[str, str]], copies: list[Copy]) -> dict[str, 
 
 
 def main() -> int:
-    """Run the mutants of the command line, or all."""
+    """Run the mutants named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ids", nargs="*", metavar="ID", help="mutants to run; all if none is given")
-    parser.add_argument("--record", action="store_true", help="write the outcomes into mutants.toml")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="Mutants to run (default: all).")
+    parser.add_argument("--record", action="store_true", help="Write the outcomes into mutants.toml.")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     text = LIST.read_text()
@@ -136,7 +136,7 @@ def main() -> int:
         tests = sorted({test for _, test in outcomes.values() if ".py" in test})
         broken = FAILED.findall(copies[0].run_tests(tests)[1]) if tests else []
     for test in broken:
-        print(f"{test} fails without a mutant, too: it catches nothing")
+        print(f"{test} also fails without a mutant: it does not count")
     names = {id_: "survived" if test in broken else name for id_, (name, test) in outcomes.items()}
     if arguments.record:
         for id_ in (id_ for id_, name in names.items() if name != "gone"):

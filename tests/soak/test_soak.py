@@ -1,6 +1,6 @@
-"""Over hours: a run killed at random steps again and again ends with the same bits; the loader's memory stays bounded.
+"""Long tests: a run killed repeatedly at random steps ends with identical bits; the loader's memory stays bounded.
 
-TRAINSTONE_SOAK may be a number: the seed of the moments.
+TRAINSTONE_SOAK may be a number: the seed of the random kills.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from support.builders.data_sets import make_set
 from support.builders.loaders import make_loader
-from support.builders.training_runs import assert_same, read_learned
+from support.builders.training_runs import assert_same, read_trained_run
 from support.processes.command import find_run
 from support.processes.forked import Nursery
 from support.processes.launches import (
@@ -33,19 +33,19 @@ pytestmark = pytest.mark.skipif(SEED is None, reason="needs make soak")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_killed_ten_times_it_ends_with_the_same_bits(nursery: Nursery, ranks: int):
+def test_run_killed_ten_times_ends_with_same_bits(nursery: Nursery, ranks: int):
     kills, steps, out = 10, 144, nursery.folder / f"undisturbed-{ranks}"
     assert {child.wait().code for child in start(nursery, ranks, "--out", str(out), steps=steps)} == {0}
     chance = random.Random(f"{SEED} {ranks}")
-    learned, killed = kill_and_resume(nursery, ranks, kills, nursery.folder / f"killed-{ranks}", chance, steps)
+    trained, killed = kill_and_resume(nursery, ranks, kills, nursery.folder / f"killed-{ranks}", chance, steps)
     assert killed > kills // 2
-    assert learned.result.quality is not None
-    assert learned.result.quality.starts == 1 + killed
-    assert learned.document["step"] == steps
-    assert_same(learned, read_learned(find_run(out), ranks))
+    assert trained.result.quality is not None
+    assert trained.result.quality.starts == 1 + killed
+    assert trained.document["step"] == steps
+    assert_same(trained, read_trained_run(find_run(out), ranks))
 
 
-def test_rank_of_a_launched_run_killed_twenty_times_changes_nothing(tmp_path: Path):
+def test_launched_run_with_rank_killed_twenty_times_ends_with_same_bits(tmp_path: Path):
     kills, steps, chance = 20, 480, random.Random(SEED)
     epochs = {"stop__epochs": steps * 2 / 12}
     calm, out = tmp_path / "calm", tmp_path / "killed"
@@ -55,10 +55,10 @@ def test_rank_of_a_launched_run_killed_twenty_times_changes_nothing(tmp_path: Pa
     for step in draw_steps(chance, kills, steps):
         kill_at(out, step, chance)
     finish(launched)
-    learned = read_learned(find_run(out), 2)
-    assert learned.result.quality is not None
-    assert learned.result.quality.starts == kills + 1
-    assert_same(learned, read_learned(find_run(calm), 2))
+    trained = read_trained_run(find_run(out), 2)
+    assert trained.result.quality is not None
+    assert trained.result.quality.starts == kills + 1
+    assert_same(trained, read_trained_run(find_run(calm), 2))
     assert not find_launched(out)
 
 
@@ -67,7 +67,7 @@ GROWTH_BYTES = 8 << 20
 
 
 @pytest.mark.parametrize(("storage", "cache"), [("recordio", "off"), ("folder", "files"), ("tfrecord", "pixels")])
-def test_memory_stays_bounded_over_a_hundred_thousand_batches(tmp_path: Path, storage: str, cache: str):
+def test_loader_memory_is_bounded_over_100000_batches(tmp_path: Path, storage: str, cache: str):
     source = open_split(make_set(tmp_path / "set", storage, count=200), "train").source
     process = psutil.Process()
     with make_loader(source, cache=cache, cache_bytes=100_000, prefetch=3) as loader:
@@ -79,6 +79,6 @@ def test_memory_stays_bounded_over_a_hundred_thousand_batches(tmp_path: Path, st
                 early = process.memory_info().rss
         late = process.memory_info().rss
         assert len(seen) == 3 + 2
-        assert loader.feed.cache.used_bytes <= 100_000
+        assert loader.pipeline.cache.used_bytes <= 100_000
     assert late - early < GROWTH_BYTES
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]

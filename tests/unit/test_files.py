@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Atomic writes: a file has the old or the new content, whatever happens during the write."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from trainstone.errors import DataError, ResultError
 from trainstone.files import cache_folder, dump_json, sync_path, write_atomically
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_write_atomically_keeps_the_old_file_when_the_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "x.json"
     write_atomically(path, "old")
 
@@ -25,23 +25,23 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_json_has_real_characters_and_no_nan(tmp_path: Path):
+def test_dump_json_keeps_unicode_and_rejects_nan(tmp_path: Path):
     assert dump_json({"ü": [1, None]}) == '{\n  "ü": [\n    1,\n    null\n  ]\n}\n'
-    write_atomically(tmp_path / "x.json", dump_json({"command": "bench x\udcff"}))  # bytes that are no UTF-8
+    write_atomically(tmp_path / "x.json", dump_json({"command": "bench x\udcff"}))  # bytes that are not UTF-8
     assert json.loads((tmp_path / "x.json").read_text()) == {"command": "bench x\udcff"}
     with pytest.raises(ValueError, match="not JSON compliant"):
         dump_json({"a": float("nan")})
 
 
-def test_only_ordinary_files_are_replaced(tmp_path: Path):
+def test_write_atomically_rejects_folders_and_devices(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
-        with pytest.raises(ResultError, match="not an ordinary file"):
+        with pytest.raises(ResultError, match="not a regular file"):
             write_atomically(path, "text")
         assert not path.is_file()
 
 
-def test_links_are_replaced_and_never_written_through(tmp_path: Path):
+def test_write_atomically_replaces_links_and_not_their_targets(tmp_path: Path):
     (tmp_path / "victim").write_text("precious")
     for link in ("x.json.partial", "x.json"):
         (tmp_path / link).symlink_to(tmp_path / "victim")
@@ -50,7 +50,7 @@ def test_links_are_replaced_and_never_written_through(tmp_path: Path):
     assert (tmp_path / "x.json").read_text() == "text"
 
 
-def test_write_atomically_takes_pieces_and_keeps_the_old_file_when_they_fail(tmp_path: Path):
+def test_write_atomically_keeps_the_old_file_when_a_piece_fails(tmp_path: Path):
     def pieces() -> Iterator[str]:
         yield "half"
         raise DataError("no more")
@@ -70,7 +70,9 @@ def test_write_atomically_takes_pieces_and_keeps_the_old_file_when_they_fail(tmp
         ({"HOME": "/home/me"}, "/home/me/.cache/trainstone"),
     ],
 )
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str):
+def test_cache_folder_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+):
     for name, value in {"TRAINSTONE_CACHE": "", "XDG_CACHE_HOME": "", **variables}.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(expected)

@@ -1,4 +1,4 @@
-"""printable: whatever a file or a machine says, one harmless line comes out, and what can be read stays as it is."""
+"""Escaping of hidden characters: the result is one harmless line, and readable text does not change."""
 
 import unicodedata
 
@@ -18,24 +18,24 @@ def hidden(text: str) -> list[str]:
 
 @settings(deadline=None)
 @given(ANY_TEXT)
-def test_nothing_hidden_comes_out(text: str):
-    message = printable(text)
-    assert not hidden(message)
-    assert printable(message) == message
-    assert message.encode("utf-8").decode("utf-8") == message
+def test_printable_escapes_all_hidden_characters(text: str):
+    escaped = printable(text)
+    assert not hidden(escaped)
+    assert printable(escaped) == escaped
+    assert escaped.encode("utf-8").decode("utf-8") == escaped
     assert set(hidden(printable_lines(text))) <= {"\n"}
 
 
-def test_every_character_of_the_first_plane_and_some_of_the_others():
+def test_printable_changes_exactly_the_hidden_characters():
     every = "".join(map(chr, (*range(0x10000), *range(0x10000, 0x110000, 61))))
-    concealed = "".join(hidden(every))
-    seen = every.translate(dict.fromkeys(map(ord, concealed)))
-    assert printable(seen) == seen
-    assert printable(concealed) == concealed.encode("unicode_escape").decode("ascii")
+    invisible = "".join(hidden(every))
+    visible = every.translate(dict.fromkeys(map(ord, invisible)))
+    assert printable(visible) == visible
+    assert printable(invisible) == invisible.encode("unicode_escape").decode("ascii")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "expected"),
     [
         ("größer, 日本語, हिन्दी, עברית, 🚀, e\u0301, a\u00a0b", "größer, 日本語, हिन्दी, עברית, 🚀, e\u0301, a\u00a0b"),
         ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
@@ -44,10 +44,10 @@ def test_every_character_of_the_first_plane_and_some_of_the_others():
         (r"C:\new <script>'[red]", r"C:\new <script>'[red]"),
     ],
 )
-def test_examples(text: str, message: str):
-    assert printable(text) == message
+def test_printable_examples(text: str, expected: str):
+    assert printable(text) == expected
 
 
-def test_lines_keep_their_ends():
+def test_printable_lines_keeps_line_ends():
     assert printable_lines("a\tb\r\nc\x1b\n") == "a   b\nc\\x1b\n"
     assert printable_lines("a\x0bb\u2028c") == r"a\x0bb\u2028c"

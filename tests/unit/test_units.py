@@ -15,7 +15,7 @@ from trainstone.units import (
 
 
 @pytest.mark.parametrize(
-    ("format_it", "expected"),
+    ("format_number", "expected"),
     [
         (
             format_seconds,
@@ -43,5 +43,5 @@ from trainstone.units import (
         (lambda number: format_count(number, "run"), {0: "0 runs", 1: "1 run", 1200: "1,200 runs"}),
     ],
 )
-def test_numbers_as_people_read_them(format_it: Callable[[float], str], expected: dict[float, str]):
-    assert {value: format_it(value) for value in expected} == expected
+def test_format_functions_return_readable_numbers(format_number: Callable[[float], str], expected: dict[float, str]):
+    assert {value: format_number(value) for value in expected} == expected

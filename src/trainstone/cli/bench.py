@@ -1,4 +1,4 @@
-"""trainstone bench: training speed on this machine. Arguments -> config -> run -> result -> page and summary."""
+"""trainstone bench: measure training speed. Arguments -> config -> run -> result -> page and summary."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute, print_plan
+from trainstone.cli.execute import ProgressStream, RunOptions, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainstone.config.schema import Config
+    from trainstone.flows.lifecycle import Lifecycle
 
 
 def bench(
     recipe: options.Recipe = "resnet50",
-    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    settings: options.Settings = [],  # noqa: B006  (never mutated)
     system: options.SystemName = None,
     data: options.Data = None,
     out: options.Out = Path("runs"),
     seconds: options.Seconds = None,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", help="Run exactly so many steps instead of a time.")
+        int | None, typer.Option("--iterations", help="Number of steps to run, instead of a time budget.")
     ] = None,
     against: Annotated[
         list[str],
         typer.Option(
             "--against",
             metavar="RECIPE|KEY=VALUE",
-            help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
+            help="Compare with another recipe, or with this one after setting a key (repeatable); both run in turn.",
         ),
     ] = [],  # noqa: B006
     runs: options.Runs = 1,
@@ -46,24 +47,24 @@ def bench(
     verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Measure how fast this machine trains, with an error bar, and say what limits it."""
+    """Measure how fast this machine trains a model, with a confidence interval, and what limits it."""
     from trainstone.config.load import load_config
 
     values = {"measure.seconds": seconds, "seed": seed, "device": device, "measure.iterations": iterations}
     flags = options.collect_flags(values, data)
     load = partial(load_config, system=system, flags=flags)
     config = load(recipe, settings=settings)
-    other, same_recipe = load_other(load, recipe, settings, against, config, runs)
+    other, same_recipe = load_against(load, recipe, settings, against, config, runs)
     if dry_run:
         print_plan(config, out, list_commands(config, runs, strict=strict), other, as_json=as_json)
         return
     if other:
-        options.refuse_ranks("bench --against")
+        options.check_single_process("bench --against")
     if runs > 1:
-        options.refuse_ranks("bench --runs")
+        options.check_single_process("bench --runs")
     options.prepare_process(config if runs == 1 else None, verbose=verbose, quiet=quiet)
 
-    def flow(life: Life) -> ProgressStream:
+    def flow(life: "Lifecycle") -> ProgressStream:
         if runs > 1:
             from trainstone.flows.child_runs import repeat_bench
 
@@ -80,26 +81,29 @@ def bench(
     execute("bench", config, flow, RunOptions(out, as_json, quiet))
 
 
-def load_other(
+def load_against(
     load: "Callable[..., Config]", recipe: str, settings: list[str], against: list[str], config: "Config", runs: int
 ) -> "tuple[Config | None, bool]":
-    """--against: another recipe with the same --set, or (True) the same recipe; then the keys changed for it alone."""
+    """Resolve --against; return its configuration, if any, and whether it is the same recipe with other keys."""
     if not against:
         return None, False
-    apart = "run each by itself, then: trainstone compare RUN RUN"
+    separately = "measure each with its own trainstone bench, then: trainstone compare RUN --to RUN"
     changes = [value for value in against if re.match(r"[\w.]+\s*=", value)]
     recipes = [value for value in against if value not in changes]
     if len(recipes) > 1:
-        named = f"--against names {len(recipes)} recipes: {', '.join(recipes)}; it takes one"
-        raise ConfigError(named, hint="compare two at a time; a change of key is KEY=VALUE")
+        message = f"--against has {len(recipes)} recipes: {', '.join(recipes)}; expected one"
+        raise ConfigError(message, hint="compare two recipes at a time; give changed keys as KEY=VALUE")
     if runs > 1:
-        raise ConfigError("--against runs both in one process, --runs each in processes of its own", hint=apart)
+        message = "--against and --runs exclude each other: --against uses one process, --runs one process per run"
+        raise ConfigError(message, hint=separately)
     other = load(recipes[0] if recipes else recipe, settings=[*settings, *changes])
     if other.engine.keep_memory != config.engine.keep_memory:
-        raise ConfigError("--against cannot change engine.keep_memory: it is of the whole process", hint=apart)
+        raise ConfigError(
+            "--against cannot change engine.keep_memory: it applies to the whole process", hint=separately
+        )
     if any(change.startswith("measure.") for change in changes):
-        whole = "--against cannot change the measure section: it is of the whole run"
-        raise ConfigError(whole, hint="change it for both with --set")
+        message = "--against cannot change the measure section: it applies to the whole run"
+        raise ConfigError(message, hint="set it for both: --set measure.KEY=VALUE")
     return other.model_copy(update={"measure": config.measure}), not recipes
 
 

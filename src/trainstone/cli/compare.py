@@ -1,4 +1,4 @@
-"""trainstone compare: how many times as fast, with an interval. Paths -> results/compare.py -> table, page, gate."""
+"""trainstone compare: the speed ratio of runs with an interval. Paths -> results/compare.py -> table, page, gate."""
 
 import math
 import shlex
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from trainstone.results.schema.run import Comparison
 
 LARGEST_GATE = 50
-"""A larger --fail-below is a percentage by mistake."""
+"""A --fail-below of at least this was meant as a percentage."""
 MANY_RUNS = 3
-"""With fewer on a side, more runs are what tells more."""
+"""With fewer runs on a side, the next command suggested is to repeat the measurement."""
 
 FailBelow = Annotated[
     float | None,
     typer.Option(
         "--fail-below",
         metavar="RATIO",
-        help="Leave with exit code 9 if a row's ratio is below this, such as 0.95, and it is judged slower, has no "
-        "interval or stands against a published figure (for a RATIO above 1 also: its whole interval is below); or if "
-        "a run of A has no number, or B has what A lacks.",
+        help="Exit with code 9 if a ratio A / B is below RATIO, such as 0.95, and the row is slower, has no interval "
+        "or uses a published figure; with a RATIO above 1, also if the whole interval is below it. Also if a run of A "
+        "has no result, or A lacks a row of B.",
     ),
 ]
 
 
-class ManyWordsCommand(TyperCommand):
-    """Gives an option WORD... every word up to the next option, so that a shell pattern can stand after it."""
+class MultiValueCommand(TyperCommand):
+    """Command whose options with a metavar WORD... take every word up to the next option, as a shell pattern needs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for parameter in self.params:
             if (parameter.metavar or "").endswith("..."):
-                args = spread_to(args, parameter.opts[0])
+                args = repeat_option(args, parameter.opts[0])
         return super().parse_args(ctx, args)
 
 
-def spread_to(args: list[str], option: str) -> list[str]:
-    """Turn `--to B1 B2 --json` into `--to B1 --to B2 --json`; after -- nothing is an option."""
+def repeat_option(args: list[str], option: str) -> list[str]:
+    """Turn `--to B1 B2 --json` into `--to B1 --to B2 --json`; arguments after -- are unchanged."""
     spread: list[str] = []
     words, inside = 0, False
     for position, word in enumerate(args):
@@ -70,19 +70,19 @@ def compare(
         typer.Option(
             "--to",
             metavar="RUN...",
-            help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
+            help="Side B, the baseline: runs as for A, the name of a published figure, or published for all that fit.",
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Compare unlike runs, too, and judge drifting ones; it is listed.")
+        bool, typer.Option("--force", help="Also compare runs that executed different work or never became steady.")
     ] = False,
     fail_below: FailBelow = None,
     page: Annotated[
-        Path | None, typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison.")
+        Path | None, typer.Option("--page", metavar="FILE", help="Write the comparison to this HTML page.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare runs: how many times as fast A is as B, with an interval; unlike runs are refused."""
+    """Compare the speed of runs: the ratio A / B with an interval; runs that executed different work are refused."""
     from rich.console import Console
 
     from trainstone.cli.render.run import print_comparison
@@ -90,7 +90,7 @@ def compare(
     from trainstone.results import compare as results
 
     if fail_below is not None:
-        check_limit(fail_below)
+        check_fail_below(fail_below)
     comparison, lost = results.compare(runs, to, force=force)
     for message in comparison.left_out:
         print(f"warning: not compared: {printable(message)}", file=sys.stderr)
@@ -111,7 +111,7 @@ def compare(
     if fail_below is not None:
         failed, doubtful = results.check_gate(comparison, fail_below, lost)
         for message in doubtful:
-            passes = "not established, so it passes; measure both sides with --runs 5"
+            passes = "no difference shown, so it passes; measure both sides with --runs 5"
             print(f"warning: {printable(message)}: {passes}", file=sys.stderr)
         for message in failed:
             print(f"gate:    {printable(message)}", file=sys.stderr)
@@ -119,19 +119,21 @@ def compare(
             raise typer.Exit(EXIT_GATE)
 
 
-def check_limit(limit: float) -> None:
+def check_fail_below(limit: float) -> None:
     if not math.isfinite(limit) or limit <= 0:
-        raise ConfigError(f"--fail-below {limit:g}: a ratio is above 0", hint="for example --fail-below 0.95")
+        raise ConfigError(
+            f"invalid --fail-below {limit:g}: expected a ratio above 0", hint="for example --fail-below 0.95"
+        )
     if limit >= LARGEST_GATE:
         hint = f"did you mean --fail-below {limit / 100:g}?"
-        raise ConfigError(f"--fail-below {limit:g} is a ratio, not a percentage", hint=hint)
+        raise ConfigError(f"invalid --fail-below {limit:g}: expected a ratio, not a percentage", hint=hint)
 
 
 def suggest_next(comparison: "Comparison") -> str:
-    """Return the command that would show more: repeated runs where a side has few, else the page of A."""
+    """Return the next command: repeat the runs of a side that has few, else the report of A."""
     row = comparison.rows[0]
     few = [side.runs[0] for side in (row.a, row.b) if 0 < len(side.runs) < MANY_RUNS]
     if few:
         config = shlex.quote(str(Path(few[0]) / "config.toml"))
-        return f"trainstone bench {config} --runs 5, and compare its folder: that interval covers run-to-run changes"
-    return f"trainstone report {shlex.quote(row.a.runs[0])}, to see what limits it"
+        return f"trainstone bench {config} --runs 5, then compare its folder: the interval covers run-to-run variation"
+    return f"trainstone report {shlex.quote(row.a.runs[0])}, which shows what limits A"

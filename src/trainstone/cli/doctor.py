@@ -1,25 +1,30 @@
-"""trainstone doctor: what this machine can do, what is missing, how noisy it is."""
+"""trainstone doctor: check what this machine supports, what is missing and how noisy it is."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute
+from trainstone.cli.execute import ProgressStream, RunOptions, execute
 from trainstone.cli.render.output import print_json
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 from trainstone.text import printable
 
+if TYPE_CHECKING:
+    from trainstone.flows.lifecycle import Lifecycle
+
 COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def doctor(
-    recipe: Annotated[str, typer.Argument(help="Recipe of the --aa test.")] = "resnet50",
-    aa: Annotated[bool, typer.Option("--aa", help="Run the same thing twice, interleaved: the noise floor.")] = False,
-    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    recipe: Annotated[str, typer.Argument(help="Recipe that --aa trains.")] = "resnet50",
+    aa: Annotated[
+        bool, typer.Option("--aa", help="Measure the noise floor: train the same model twice, interleaved.")
+    ] = False,
+    settings: options.Settings = [],  # noqa: B006  (never mutated)
     seconds: options.Seconds = None,
     device: options.DeviceName = None,
     out: options.Out = Path("runs"),
@@ -27,30 +32,28 @@ def doctor(
     verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Say what this machine can do, what is missing, and how noisy it is."""
+    """Check this machine: what it supports, what is missing and how noisy it is."""
     from trainstone.config.load import load_config
 
     if not aa:
         if settings or seconds is not None or device is not None or recipe != "resnet50":
-            raise ConfigError(
-                "a recipe, --set, --seconds and --device are for doctor --aa", hint="trainstone doctor --aa ..."
-            )
+            raise ConfigError("a recipe, --set, --seconds and --device need --aa", hint="trainstone doctor --aa")
         options.prepare_process(verbose=verbose, quiet=quiet)
         print_checks(out, as_json=as_json)
         return
     flags = options.collect_flags({"measure.seconds": seconds, "device": device})
     config = load_config(recipe, settings=settings, flags=flags)
     options.prepare_process(config, verbose=verbose, quiet=quiet)
-    options.refuse_ranks("doctor --aa")
+    options.check_single_process("doctor --aa")
     outcome: dict[str, Any] = {}
 
-    def flow(life: Life) -> ProgressStream:
+    def flow(life: "Lifecycle") -> ProgressStream:
         yield Progress("loading torch")
-        from trainstone.flows.compare.aa_test import run_same_twice
+        from trainstone.flows.compare.aa_test import run_aa_test
 
-        return (yield from run_same_twice(life, outcome))
+        return (yield from run_aa_test(life, outcome))
 
-    execute(None, config, flow, RunOptions(quiet=quiet), show=lambda: print_floor(outcome, as_json=as_json))
+    execute(None, config, flow, RunOptions(quiet=quiet), show=lambda: print_noise_floor(outcome, as_json=as_json))
 
 
 def print_checks(out: Path, *, as_json: bool) -> None:
@@ -71,21 +74,25 @@ def print_checks(out: Path, *, as_json: bool) -> None:
         console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), message), soft_wrap=True)
         if check.hint:
             console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
-    print("\nMeasure: trainstone bench      Noise floor: trainstone doctor --aa")
+    print("\nMeasure the speed: trainstone bench\nMeasure the noise floor: trainstone doctor --aa")
 
 
-def print_floor(floor: dict[str, Any], *, as_json: bool) -> None:
+def print_noise_floor(floor: dict[str, Any], *, as_json: bool) -> None:
     from trainstone.units import format_percent
 
     if as_json:
         print_json(floor)
         return
     low, high = floor["ci95"]
-    print(f"The same thing twice, {floor['num_pairs']} interleaved pairs of {floor['steps_per_block']} steps each:")
+    print(f"A/A test: {floor['num_pairs']} interleaved pairs of blocks of {floor['steps_per_block']} steps")
     difference = f"{floor['mean_difference'] * 100:+.2f} % (95 %: {low * 100:+.2f} … {high * 100:+.2f} %)"
     print(f"  difference           {difference}")
     print(f"  noise floor          {format_percent(floor['noise_floor'], 2)}")
-    print(f"  smallest detectable  {format_percent(floor['detectable'], 2)} (80 % power, 5 % level, in as much time)")
+    print(
+        f"  smallest detectable  {format_percent(floor['detectable'], 2)} (80 % power, 5 % level, same measuring time)"
+    )
     if low > 0 or high < 0:
-        print("  The interval excludes 0 although both are the same: one time in twenty that is chance; run it again.")
-    print("\nA difference smaller than that is not one this machine can show. Quieter: stop other work, --seconds 300")
+        print(
+            "  The interval excludes 0 although both sides are equal; chance does that once in 20 tests. Run it again."
+        )
+    print("\nThis machine cannot show smaller differences. To reduce noise, stop other programs or use --seconds 300.")

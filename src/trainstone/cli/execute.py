@@ -1,4 +1,4 @@
-"""Open the run folder, follow a flow to its end, show the result, exit with its code: every verb that runs work."""
+"""Run a flow: open the run folder, show progress, print the result, exit with the right code. Used by most verbs."""
 
 import errno
 import logging
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import typer
 
-from trainstone.cli.render.output import print_json, print_stderr, silence
+from trainstone.cli.render.output import print_json, print_stderr, redirect_to_null
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
-from trainstone.machine.launch_protocol import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
+from trainstone.machine.launch_protocol import RESUMABLE_VERBS, get_launch_name, get_run_folder, write_failure
 from trainstone.machine.ranks import read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.text import format_error
@@ -29,16 +29,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Life: TypeAlias = "Lifecycle"
 ProgressStream: TypeAlias = "Generator[Progress | str, None, Status]"
-"""The progress of a run, which ends with its status."""
-Flow = Callable[[Life], "ProgressStream | Generator[str, None, int]"]
-"""What makes the stream; it may also end with an exit code of its own."""
+"""Generator of progress messages that returns the status of the run."""
+Flow: TypeAlias = "Callable[[Lifecycle], ProgressStream | Generator[str, None, int]]"
+"""Function that starts the stream; the stream may also return an exit code."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the shared flags of a command say about its output."""
+    """Values of the command-line options about the output of a run."""
 
     out: Path = Path("runs")
     as_json: bool = False
@@ -51,7 +50,7 @@ class RunOptions:
 def execute(
     kind: "Kind | None", config: "Config", flow: Flow, options: RunOptions, show: "Callable[[], None] | None" = None
 ) -> NoReturn:
-    """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
+    """Run a flow in a new or resumed run folder and exit. Without `kind`, there is only the output of `show`."""
     from trainstone.cli.render.progress import ProgressLine
     from trainstone.flows.lifecycle import lifecycle
 
@@ -71,16 +70,16 @@ def execute(
         if run:
             show_run(run, as_json=options.as_json)
         elif first and show:
-            print_guarded(show)
+            print_safely(show)
     if isinstance(status, int):
         raise typer.Exit(status)
     raise typer.Exit(exit_code(kind, status, signals.received, require_target=options.require_target))
 
 
 def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, require_target: bool = False) -> int:
-    """Return how a run that ended with this status exits; `signal` is the one that stopped it.
+    """Return the exit code for a run with this status; `signal` is the signal that stopped it, if any.
 
-    Ctrl-C was a person; any other signal came from a scheduler, which may start a resumable run again.
+    SIGINT comes from the user (Ctrl-C); other signals come from a scheduler, which may resume the run.
     """
     if status == "interrupted":
         return EXIT_RESUMABLE if kind in RESUMABLE_VERBS and signal != "SIGINT" else EXIT_INTERRUPTED
@@ -89,52 +88,53 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
 
 @contextmanager
 def open_run(kind: "Kind", config: "Config", options: RunOptions) -> "Iterator[RunFolder]":
-    """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
+    """Create or reopen the run folder and lock it. Under a launcher, use the folder that the launcher chose."""
     from trainstone.results.run_folder import create_run, lock_run, read_result, reopen_run
 
-    command, there = shlex.join(["trainstone", *sys.argv[1:]]), options.resume or launched_run()
-    with ExitStack() as held:
+    command, folder = shlex.join(["trainstone", *sys.argv[1:]]), options.resume or get_run_folder()
+    with ExitStack() as locks:
         try:
-            if there and there.is_dir():
-                held.enter_context(lock_run(there))
+            if folder and folder.is_dir():
+                locks.enter_context(lock_run(folder))
             if options.resume:
-                # A sweep keeps the command that names its points; a training says how it was started last.
+                # A sweep keeps its first command, which lists its points; a training records its latest command.
                 command = read_result(options.resume).command if kind == "sweep" else command
                 run = reopen_run(options.resume, kind, command)
-            elif there:
-                if find_begun():
-                    clear_attempt(there)
-                run = create_run(there.parent, kind, config, command, run_id=there.name, there=True)
+            elif folder:
+                if find_earlier_attempt():
+                    remove_measurements(folder)
+                run = create_run(folder.parent, kind, config, command, run_id=folder.name, exist_ok=True)
             else:
                 run = create_run(options.out, kind, config, command)
-                held.enter_context(lock_run(run.path))
+                locks.enter_context(lock_run(run.path))
         except TrainstoneError as err:
             if read_rank().world == 1:
                 raise
-            print_error(err)  # at once: to meet the others, which would wait for this rank, may take long
+            print_error(err)  # print now: the rendezvous below may take long
             from trainstone.engine.distributed.roll_call import call_roll
 
-            with suppress(TrainstoneError, RuntimeError):  # what hinders that is not worth another message
+            with suppress(TrainstoneError, RuntimeError):  # the first error is already printed
                 call_roll(config, read_rank(), None, trouble=err)
             raise typer.Exit(err.exit_code) from err
         yield run
 
 
-def find_begun() -> Path | None:
-    """Return the run that an earlier attempt of this launch has begun; None: there is none."""
-    run = launched_run()
+def find_earlier_attempt() -> Path | None:
+    """Return the run folder of an earlier attempt of this launch, if any."""
+    run = get_run_folder()
     return run if run is not None and (run / "result.json").is_file() else None
 
 
-def clear_attempt(run: Path) -> None:
-    """Remove what an earlier attempt of this launch has measured; refuse the run of another launch."""
+def remove_measurements(run: Path) -> None:
+    """Remove the measurements of an earlier attempt of this launch; raise if the run is of another launch."""
     from trainstone.results.run_folder import read_result, refuse_running
 
     result = read_result(run)
-    if result.process.launch != launch_name():
+    if result.process.launch != get_launch_name():
         refuse_running(run, result)
         raise ResultError(
-            f"{run} holds a {result.kind} run that has ended", hint="launch it again: only training runs can be resumed"
+            f"{run} already holds a {result.kind} run, and only train can be resumed",
+            hint="start a new launch, which creates a new run folder",
         )
     for pattern in ("telemetry-*.csv", "steps-rank*.csv", "trace/*"):
         for path in run.glob(pattern):
@@ -142,39 +142,39 @@ def clear_attempt(run: Path) -> None:
 
 
 def print_error(err: TrainstoneError) -> None:
-    """Print message and hint, and leave them for a launcher."""
-    leave_failure(err)
+    """Print message and hint, and record them for the launcher."""
+    write_failure(err)
     print_stderr(format_error(err.message, err.hint))
 
 
 def print_plan(
     config: "Config", out: Path, commands: Sequence[str] = (), other: "Config | None" = None, *, as_json: bool
 ) -> None:
-    """--dry-run: what would be run, and by which commands, where it is children that do."""
-    from trainstone.config.load import write_toml
+    """Print the plan of --dry-run: the configuration, and the commands of child processes, if any."""
+    from trainstone.config.load import format_toml
 
-    lines = [f"# against, in turn A B B A in one process:\n\n{write_toml(other)}"] if other else []
+    lines = [f"# compared with, in turns A B B A in one process:\n\n{format_toml(other)}"] if other else []
     lines.append(f"# would write a run folder RUN under {out}/")
     if commands:
-        lines += ["# would start, one after the other:", *(f"#   {command}" for command in commands)]
+        lines += ["# would run, one after the other:", *(f"#   {command}" for command in commands)]
     more = {"against": other} if other else {}
     print_resolved(config, lines, as_json=as_json, out=str(out), commands=list(commands), **more)
 
 
 def print_resolved(config: "Config", lines: Iterable[str], *, as_json: bool, **more: object) -> None:
-    """Print a configuration, then what would be done with it: `lines`, or `more` keys of the JSON document."""
-    from trainstone.config.load import write_toml
+    """Print a configuration, then `lines`; with --json, one document that also has the keys of `more`."""
+    from trainstone.config.load import format_toml
 
     if as_json:
         print_json({"config": config, **more})
     else:
-        print(write_toml(config), *lines, sep="\n")
+        print(format_toml(config), *lines, sep="\n")
 
 
 def show_run(run: "RunFolder", *, as_json: bool) -> None:
-    """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
+    """Write the page and print the result. A closed terminal or pipe does not fail the run."""
     write_page(run)
-    print_guarded(partial(print_run, run.result, run.path, as_json=as_json), f"the result is in {run.path}")
+    print_safely(partial(print_run, run.result, run.path, as_json=as_json), f"the result is in {run.path}")
 
 
 def print_run(result: "Result", path: Path, *, as_json: bool) -> None:
@@ -186,21 +186,21 @@ def print_run(result: "Result", path: Path, *, as_json: bool) -> None:
         print_result(result, path)
 
 
-def print_guarded(show: Callable[[], None], hint: str | None = None) -> None:
-    """Print on stdout. A pipe or terminal that is gone changes nothing; a full disk is one message."""
+def print_safely(show: Callable[[], None], hint: str | None = None) -> None:
+    """Print on stdout. A closed pipe or terminal is ignored; other errors, such as a full disk, raise ResultError."""
     try:
         show()
         sys.stdout.flush()
-    except SystemExit:  # rich's answer to a closed pipe
-        silence(1)
+    except SystemExit:  # rich exits on a closed pipe
+        redirect_to_null(1)
     except OSError as err:
-        silence(1)
+        redirect_to_null(1)
         if err.errno not in (errno.EPIPE, errno.EIO):
             raise ResultError(f"cannot write to standard output: {err.strerror}", hint=hint) from err
 
 
 def write_page(run: "RunFolder") -> None:
-    """Write report.html of a run and of points that have none; a failure is a warning, the result is as good."""
+    """Write report.html of a run and of its points without one; a failure is only a warning."""
     from trainstone.report.page import PAGE_NAME, write_report
 
     folders = [run.path / point.run for point in run.result.points]
@@ -208,6 +208,6 @@ def write_page(run: "RunFolder") -> None:
         for folder in (*folders, run.path):
             if folder == run.path or not (folder / PAGE_NAME).exists():
                 write_report(folder)
-        run.update()  # `files` names the page, too
+        run.update()  # add the page to `files`
     except (OSError, TrainstoneError) as err:
-        log.warning("no report: %s; trainstone report writes it later", err)
+        log.warning("report not written: %s; to write it: trainstone report %s", err, shlex.quote(str(run.path)))

@@ -1,4 +1,7 @@
-"""The command line: verbs, error messages, exit codes. A verb is a file here; it imports heavy things when called."""
+"""The trainstone command: registers the verbs, turns errors into messages and exit codes.
+
+Each verb is a module of this package and imports torch only when it is called.
+"""
 
 import io
 import os
@@ -9,7 +12,7 @@ import typer
 
 from trainstone import __version__
 from trainstone.cli.bench import bench
-from trainstone.cli.compare import ManyWordsCommand, compare
+from trainstone.cli.compare import MultiValueCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.eval import evaluate
@@ -24,7 +27,7 @@ from trainstone.cli.train import train
 from trainstone.cli.weights import app as weights
 from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
 from trainstone.machine.cpus import remember_affinity
-from trainstone.machine.launch_protocol import begin_attempt, leave_failure, settle_code
+from trainstone.machine.launch_protocol import begin_attempt, report_exit_code, write_failure
 from trainstone.machine.signals import StopSignals
 
 app = typer.Typer(
@@ -34,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (bench, compare, doctor, evaluate, profile, recipes, report, sweep, train):
-    app.command("eval" if verb is evaluate else None, cls=ManyWordsCommand)(verb)
+    app.command("eval" if verb is evaluate else None, cls=MultiValueCommand)(verb)
 for verbs in (data, launch, mlperf, weights):
     app.add_typer(verbs)
 
@@ -48,32 +51,32 @@ def print_version(requested: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """How fast this machine trains vision models, with an error bar, and what limits it."""
+    """Measure how fast this machine trains vision models, with a confidence interval, and what limits it."""
 
 
 def main() -> None:
-    """Run a verb. A TrainstoneError becomes one message and its exit code; a bug keeps its traceback."""
+    """Run the requested verb. A TrainstoneError becomes one message and an exit code; other errors keep a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± shall not end a run
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± must not fail a run
     remember_affinity()
-    # torch's own warnings of names it cannot resolve and of ranks that left would stand beside our one message.
+    # Hide torch's warnings about unresolved host names and lost ranks: our own message reports them.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        with StopSignals(at_once=True):  # until a run is opened, which ends in its own way
+        with StopSignals(at_once=True):  # until a run folder is open: from then on the run handles signals
             begin_attempt(verb)
             app()
     except KeyboardInterrupt:
-        sys.exit(settle_code(EXIT_INTERRUPTED, verb))
+        sys.exit(report_exit_code(EXIT_INTERRUPTED, verb))
     except SystemExit as end:
-        sys.exit(settle_code(end.code, verb) if isinstance(end.code, int) else end.code)
+        sys.exit(report_exit_code(end.code, verb) if isinstance(end.code, int) else end.code)
     except TrainstoneError as err:
         print_error(err)
         sys.exit(err.exit_code)
     except Exception as err:
-        leave_failure(err)
+        write_failure(err)
         raise

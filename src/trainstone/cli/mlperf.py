@@ -1,4 +1,4 @@
-"""trainstone mlperf: MLPerf logs checked by MLPerf's own checker, and summed up."""
+"""trainstone mlperf: check MLPerf training logs with MLPerf's own checker, and summarise them."""
 
 import re
 import sys
@@ -16,16 +16,16 @@ from trainstone.text import printable
 if TYPE_CHECKING:
     from trainstone.results.mlperf.summary import Rulesets
 
-app = typer.Typer(name="mlperf", help="Check and sum up MLPerf training logs.", no_args_is_help=True)
+app = typer.Typer(name="mlperf", help="Check and summarise MLPerf training logs.", no_args_is_help=True)
 
 SHOWN_LINES = 40
 WIDEST = 10_000
-"""Lines are left to the terminal to wrap: no name is cut or folded."""
+"""Console width: the terminal wraps long lines, so that no name is cut."""
 
 Logs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE|RUN|DIR", help="Logs; runs of train, which hold mlperf.log; folders with result_*.txt."
+        metavar="FILE|RUN|DIR", help="Log files, run folders of train (with mlperf.log), or folders with result_*.txt."
     ),
 ]
 
@@ -36,15 +36,18 @@ def check(
     ruleset: Annotated[
         str | None,
         typer.Option(
-            "--ruleset", metavar="X.Y.0", help="Rules of this round of MLPerf.", show_default="resnet 4.0.0, ssd 1.0.0"
+            "--ruleset",
+            metavar="X.Y.0",
+            help="Version of the MLPerf training rules.",
+            show_default="resnet 4.0.0, ssd 1.0.0",
         ),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder.")
+        Path | None, typer.Option("--keep", metavar="DIR", help="Save the checker's own logs to this folder.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run MLPerf's compliance checker on logs and print what it says. Exit 9 if one fails."""
+    """Run MLPerf's compliance checker on logs; exit with code 9 if one fails."""
     from trainstone.originals.mlperf.checker import list_rulesets
     from trainstone.results.mlperf.logs import find_logs
 
@@ -53,7 +56,7 @@ def check(
     verdicts = []
     for number, log in enumerate(logs):
         try:
-            verdicts.append(check_one(log, known, ruleset, keep, number))
+            verdicts.append(check_one_log(log, known, ruleset, keep, number))
         except DataError as err:
             errors[log] = err
     if not verdicts and len(errors) == 1:
@@ -70,10 +73,10 @@ def check(
 
 @app.command()
 def summary(paths: Logs, as_json: options.Json = False) -> None:
-    """Sum logs up: minutes, epochs and accuracy of each run, MLPerf's score, epochs against the reference."""
+    """Summarise logs: time, epochs and accuracy of each run, the MLPerf score, epochs relative to the reference."""
     from rich.console import Console
 
-    from trainstone.cli.render.tables import lay_out, print_lines
+    from trainstone.cli.render.tables import build_rich_table, print_lines
     from trainstone.results.mlperf import summary as results
     from trainstone.results.mlperf.logs import find_logs, read_logs
 
@@ -87,22 +90,24 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
     groups = results.group_runs(logged)
     console = Console(file=sys.stdout, highlight=False, width=WIDEST)
     if as_json:
-        print_json({"groups": [results.document_group(g) for g in groups], "not_read": [err.message for err in errors]})
+        print_json(
+            {"groups": [results.build_group_document(g) for g in groups], "not_read": [err.message for err in errors]}
+        )
     else:
         for number, group in enumerate(groups):
             if number:
                 console.print()
             print_lines(console, [results.format_title(group)], "bold")
-            console.print(lay_out(results.run_table(group), pad_edge=False))
+            console.print(build_rich_table(results.build_run_table(group), pad_edge=False))
             print_lines(console, [f"score      {results.format_score(group)}", f"reference  {group.reference_note}"])
-            if times := results.time_table(group):
-                console.print(lay_out(times, pad_edge=False))
+            if times := results.build_time_table(group):
+                console.print(build_rich_table(times, pad_edge=False))
     if errors:
         raise typer.Exit(DataError.exit_code)
 
 
-def check_one(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | None, number: int) -> dict[str, Any]:
-    """Check a log and return the verdict, as --json prints it; `keep`: where the checker's own log stays."""
+def check_one_log(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | None, number: int) -> dict[str, Any]:
+    """Check a log; return the verdict as --json prints it. `keep` is the folder for the checker's own log."""
     from trainstone.originals.mlperf.checker import check_log
     from trainstone.results.mlperf.logs import read_logged
     from trainstone.results.mlperf.summary import choose_ruleset
@@ -145,7 +150,7 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
             lines.append(f"the checker itself crashed: {verdict['checker_fault']}")
         lines += verdict["complaints"][:SHOWN_LINES]
         more = len(verdict["complaints"]) - SHOWN_LINES
-        lines += [f"and {more} more lines: --json"] if more > 0 else []
+        lines += [f"and {more} more lines; --json prints all"] if more > 0 else []
         lines += [f"checker's log: {verdict['checker_log']}"] if "checker_log" in verdict else []
         print_lines(console, [f"{'':9}{line}" for line in lines])
     if len(verdicts) > 1:

@@ -1,39 +1,42 @@
-"""trainstone profile: where the time of a step goes. Arguments -> config -> profiled steps -> analysis -> page."""
+"""trainstone profile: show where the time of a step goes. Arguments -> config -> profiled steps -> analysis -> page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Life, ProgressStream, RunOptions, execute, print_plan
+from trainstone.cli.execute import ProgressStream, RunOptions, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
-# A trace grows by 1 to 10 MB a step; nobody reads more of them.
+if TYPE_CHECKING:
+    from trainstone.flows.lifecycle import Lifecycle
+
+# A trace grows by 1 to 10 MB per step; viewers become slow with more.
 MAX_ITERATIONS = 200
 
 
 def profile(
     recipe: options.Recipe = "resnet50",
-    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    settings: options.Settings = [],  # noqa: B006  (never mutated)
     system: options.SystemName = None,
     data: options.Data = None,
     out: options.Out = Path("runs"),
     start: Annotated[
         int | None,
-        typer.Option("--start", min=0, help="First step to profile.", show_default="when the steps are steady"),
+        typer.Option("--start", min=0, help="First step to profile.", show_default="once the steps are steady"),
     ] = None,
     iterations: Annotated[
-        int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="How many steps to profile.")
+        int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="Number of steps to profile.")
     ] = 3,
     cores: Annotated[
-        bool, typer.Option("--cores", help="Then also read how busy the cores' pipes are, by NVIDIA's ncu.")
+        bool, typer.Option("--cores", help="Also measure how busy the compute pipes of an NVIDIA GPU are, with ncu.")
     ] = False,
     nvtx: Annotated[
         bool,
         typer.Option(
-            "--nvtx", help="Record nothing here: mark phases and steps for an nsys or ncu around this command."
+            "--nvtx", help="Record no trace; mark steps and phases with NVTX, for nsys or ncu running this command."
         ),
     ] = False,
     seed: options.Seed = None,
@@ -44,15 +47,15 @@ def profile(
     verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Record a few steps and say where their time goes: operators, gaps, roofline, utilisation."""
+    """Profile a few training steps and show where their time goes: operators, gaps, roofline, utilisation."""
     from trainstone.config.load import load_config
 
     flags = options.collect_flags({"seed": seed, "device": device, "engine.nvtx": nvtx or None}, data)
     config = load_config(recipe, settings=settings, system=system, flags=flags)
     if cores and config.engine.nvtx:
-        raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
+        raise ConfigError("--cores and --nvtx exclude each other: --cores starts ncu itself", hint="remove one")
     if cores:
-        options.refuse_ranks("profile --cores")
+        options.check_single_process("profile --cores")
         from trainstone.flows.profile.ncu import check_permission, find_ncu
 
         find_ncu()
@@ -62,7 +65,7 @@ def profile(
         return
     options.prepare_process(config, verbose=verbose, quiet=quiet)
 
-    def flow(life: Life) -> ProgressStream:
+    def flow(life: "Lifecycle") -> ProgressStream:
         yield Progress("loading torch")
         from trainstone.flows.profile.run import run_profile
 

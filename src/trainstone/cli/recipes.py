@@ -1,4 +1,4 @@
-"""trainstone recipes: list them, show one with the documentation of its keys, or translate an old command line."""
+"""trainstone recipes: list the recipes, show one with its documentation, or translate an old command line."""
 
 import shlex
 from typing import Annotated
@@ -13,7 +13,7 @@ from trainstone.text import printable, printable_lines
 Names = Annotated[
     list[str],
     typer.Argument(
-        metavar="NAME|OLD FLAGS", help="Show this one; after --from ORIGINAL -- the old command line, pasted."
+        metavar="NAME|OLD FLAGS", help="Recipe to show; or, after --from ORIGINAL --, the old command line."
     ),
 ]
 Original = Annotated[
@@ -21,53 +21,53 @@ Original = Annotated[
     typer.Option(
         "--from",
         metavar="ORIGINAL",
-        help="Print the recipe that equals an old command: mlperf-resnet50, mlperf-ssd, tbd, sc22 or wmlce.",
+        help="Translate a command line of this program into a recipe: mlperf-resnet50, mlperf-ssd, tbd, sc22 or wmlce.",
     ),
 ]
 
 
 def recipes(name: Names = [], original: Original = None, as_json: options.Json = False) -> None:  # noqa: B006
-    """List the recipes, show one with its documentation, or turn an old command line into one."""
+    """List the recipes, show one with its documentation, or translate an old command line into one."""
     from trainstone.config.load import list_shipped, load_config, load_system
 
     if original is not None:
-        from trainstone.originals.command_line.translate import translate, write_file
+        from trainstone.originals.command_line.translate import format_recipe_file, translate
 
         found = translate(original, name)
         if as_json:
             resolved = {"config": found.config} if found.config else {}
             print_json({"verb": found.verb, "command": found.command, **resolved, "notes": found.notes})
         else:
-            print(printable_lines(write_file(found)))
+            print(printable_lines(format_recipe_file(found)))
         return
     if len(name) > 1:
         raise ConfigError(
-            f"{len(name)} names: {' '.join(name)}; it shows one recipe",
-            hint="an old command line: trainstone recipes --from wmlce -- ...",
+            f"{len(name)} recipes: {' '.join(name)}; expected one",
+            hint="to translate an old command line: trainstone recipes --from wmlce -- ...",
         )
     if name:
         show_recipe(name[0], as_json=as_json)
         return
     configs = [load_config(shipped) for shipped in list_shipped("recipes")]
-    places: dict[str, list[str]] = {}  # the shipped systems that change something of a recipe, by its name
+    systems_of: dict[str, list[str]] = {}  # by recipe name: the shipped systems that change it
     for system in list_shipped("systems"):
         for recipe in load_system(system).recipe:
-            places.setdefault(recipe, []).append(system)
+            systems_of.setdefault(recipe, []).append(system)
     if as_json:
-        message = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
-        print_json([one | {"systems": places.get(str(one["name"]), [])} for one in message])
+        rows = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
+        print_json([row | {"systems": systems_of.get(str(row["name"]), [])} for row in rows])
         return
     width = max(len(config.name) for config in configs)
     for config in configs:
         print(printable(f"{config.name:<{width}}  v{config.version}  {config.summary}"))
-        if config.name in places:
-            print(f"{'':<{width}}      systems: {', '.join(places[config.name])}")
+        if config.name in systems_of:
+            print(f"{'':<{width}}      systems: {', '.join(systems_of[config.name])}")
     print("\nShow one: trainstone recipes NAME      Run one: trainstone bench|train NAME [--system SYSTEM]")
     print("From an old command: trainstone recipes --from ORIGINAL -- OLD FLAGS > FILE.toml")
 
 
 def show_recipe(name: str, *, as_json: bool) -> None:
-    """Print a recipe's file, then every key with its value here, what is allowed, and what it means."""
+    """Print the file of a recipe, then every key with its value, its allowed values and its meaning."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -84,7 +84,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
     console = Console(highlight=False)
     for key, allowed, _, meaning in list_keys():
         value = read_key(config, key)
-        message = "(not set)" if value is None else printable(format_value(value))
-        console.print(Text.assemble((key, "bold"), f" = {message}  ", (allowed, "dim")))
+        shown = "(not set)" if value is None else printable(format_value(value))
+        console.print(Text.assemble((key, "bold"), f" = {shown}  ", (allowed, "dim")))
         console.print(Padding(Text(meaning), (0, 0, 0, 4)))
     print(f"\nChange one: trainstone bench {printable(shlex.quote(name))} --set train.batch_size=8")

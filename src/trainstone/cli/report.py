@@ -1,4 +1,4 @@
-"""trainstone report: a page for a run, an index for a folder of runs, charts for papers."""
+"""trainstone report: write the HTML page of a run, an index page of many runs, or chart files."""
 
 import os
 import sys
@@ -15,18 +15,25 @@ from trainstone.text import printable
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="A run folder for its page; folders of runs, or several, for an index.")
+        list[Path],
+        typer.Argument(help="One run folder: writes its page. Several, or folders of runs: writes an index."),
     ],
     page: Annotated[
         Path | None,
-        typer.Option("--page", help="Write the page to this file.", show_default="RUN/report.html or DIR/index.html"),
+        typer.Option("--page", help="HTML file to write.", show_default="RUN/report.html or DIR/index.html"),
     ] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Also write the charts as PNG into this folder.")] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Also write the charts as SVG into this folder.")] = None,
-    pdf: Annotated[Path | None, typer.Option("--pdf", help="Also write the charts as PDF into this folder.")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also write the charts as PNG files to this folder.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Also write the charts as SVG files to this folder.")
+    ] = None,
+    pdf: Annotated[
+        Path | None, typer.Option("--pdf", help="Also write the charts as PDF files to this folder.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a self-contained HTML page of a run, or an index of many."""
+    """Write a run as a self-contained HTML page, or many runs as an index page."""
     from trainstone.results.run_folder import find_runs
 
     folders = {kind: folder for kind, folder in (("png", png), ("svg", svg), ("pdf", pdf)) if folder is not None}
@@ -38,7 +45,7 @@ def report(
         written, shown = write_report(run, page)
         figures = [path for kind, folder in folders.items() for path in export_figures(shown.figures, folder, kind)]
     elif folders:
-        raise ConfigError("--png, --svg and --pdf draw the charts of one run", hint="give a single run folder")
+        raise ConfigError("--png, --svg and --pdf need a single run", hint="give one run folder")
     else:
         from trainstone.report.index import write_index
 
@@ -48,7 +55,7 @@ def report(
                 raise ResultError(f"no such run or folder: {path}")
             found = [path] if holds_result(path) else find_runs(path)
             if not found:
-                raise ResultError(f"no runs in {path}: no folder in it has a result.json")
+                raise ResultError(f"no runs in {path}: expected folders with a result.json")
             paths += [run for run in found if run not in paths]
         written = page or (runs[0] / "index.html" if len(runs) == 1 else Path("index.html"))
         if unreadable := write_index(paths, written):
@@ -62,5 +69,5 @@ def report(
 
 
 def holds_result(folder: Path) -> bool:
-    """Say whether a folder is a run's; False also for one that may not be read."""
+    """Return whether a folder is a run folder; False if it may not be read."""
     return os.path.exists(folder / "result.json")  # noqa: PTH110 (Path.exists raises PermissionError)

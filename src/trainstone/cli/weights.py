@@ -1,4 +1,4 @@
-"""trainstone weights: files of weights turned into one another. Nothing in them is ever run."""
+"""trainstone weights: convert weight files. Code in a pickle is never executed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.render.output import interruptible, print_json
+from trainstone.cli.render.output import exit_on_interrupt, print_json
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
@@ -30,14 +30,14 @@ def convert(
         str,
         typer.Argument(
             metavar="SRC",
-            help="Weights of a ResNet, of whichever kind: a file, or an address (http, https) to fetch it from first.",
+            help="ResNet weights in any supported format: a file, or an http(s) URL to download.",
         ),
     ],
     target: Annotated[
         Path,
         typer.Argument(
             metavar="DST",
-            help="File to make: .pth (torchvision), .safetensors, or .pickle (the backbone of MLPerf's SSD in MXNet).",
+            help="File to write: .pth (torchvision), .safetensors, or .pickle (backbone of MLPerf SSD in MXNet).",
         ),
     ],
     sha256: Annotated[
@@ -45,49 +45,56 @@ def convert(
         typer.Option(
             "--sha256",
             metavar="DIGITS",
-            help="What a fetched file must be.",
-            show_default="by its name, NAME-1a2b3c4d.pth",
+            help="Expected SHA-256 checksum of a downloaded file.",
+            show_default="from its name, as in NAME-1a2b3c4d.pth",
         ),
     ] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Turn weights of torchvision, of MLPerf SSD (MXNet) and safetensors into one another."""
+    """Convert ResNet weights between torchvision, safetensors and MLPerf SSD (MXNet) files."""
     from trainstone.cli.render.progress import ProgressLine
 
     options.prepare_process(quiet=quiet)
     if read_rank().number > 0:
-        return  # one file is enough
-    with ProgressLine(quiet=bool(quiet)) as line, interruptible():
+        return  # only rank 0 writes the file
+    with ProgressLine(quiet=bool(quiet)) as line, exit_on_interrupt():
         line.show(Progress("loading torch"))
         from trainstone.models.weights import choose_kind, convert_weights
 
-        choose_kind(target)  # before a long download
-        file = bring(source, target, sha256, line)
+        choose_kind(target)  # fail before a long download
+        file = fetch_source(source, target, sha256, line)
         line.show(Progress("converting"))
-        made = convert_weights(file, target)
+        converted = convert_weights(file, target)
     if as_json:
-        print_json({"file": str(target), "source": str(file), **made._asdict()})
+        print_json({"file": str(target), "source": str(file), **converted._asdict()})
         return
-    size = f"{format_count(made.tensors, 'tensor')}, {made.parameters:,} parameters, {format_bytes(made.bytes)}"
-    print(printable(f"wrote {made.network} of {file} to {target}: {size}"))
-    if made.left_out:
-        more = ", ..." if len(made.left_out) > 3 else ""
-        print(printable(f"left out {format_count(len(made.left_out), 'tensor')}: {', '.join(made.left_out[:3])}{more}"))
+    parameters = f"{format_count(converted.tensors, 'tensor')}, {converted.parameters:,} parameters"
+    size = format_bytes(converted.bytes)
+    print(printable(f"wrote {converted.network} of {file} to {target}: {parameters}, {size}"))
+    if converted.left_out:
+        more = ", ..." if len(converted.left_out) > 3 else ""
+        print(
+            printable(
+                f"skipped {format_count(len(converted.left_out), 'tensor')}: {', '.join(converted.left_out[:3])}{more}"
+            )
+        )
 
 
-def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -> Path:
-    """Return the file to read; one with an address is fetched to the target's folder, where it stays."""
-    from trainstone.data.sources.download import fetch, find_file, is_address
+def fetch_source(source: str, target: Path, sha256: str | None, line: "ProgressLine") -> Path:
+    """Return the file to read; a URL is first downloaded to the folder of the target and stays there."""
+    from trainstone.data.sources.download import build_download_spec, download_files, is_url
 
-    if not is_address(source):
+    if not is_url(source):
         if sha256 is not None:
-            raise ConfigError("--sha256 is for a file that is fetched; SRC is none with http:// or https://")
+            raise ConfigError(f"--sha256 needs a URL: SRC is {source}; allowed are http:// and https:// URLs")
         return Path(source)
-    wanted = find_file(source, sha256)
+    wanted = build_download_spec(source, sha256)
     file = target.parent / wanted.name
     if file == target:
-        raise ConfigError(f"{target} is where the fetched file goes", hint="choose another name or folder for DST")
-    for step in fetch([wanted], target.parent):
+        raise ConfigError(
+            f"DST is also the path of the downloaded file: {target}", hint="choose another name or folder for DST"
+        )
+    for step in download_files([wanted], target.parent):
         line.show_work(*step)
     return file

@@ -1,6 +1,6 @@
-"""From a recipe's name or file, a system and `--set` to one checked Config; every mistake becomes one sentence.
+"""Load a recipe, a system file, flags and `--set` into one validated Config; an error is one sentence.
 
-Recipes and systems shipped with the package lie in config/recipes and config/systems.
+Recipes and systems shipped with the package are in config/recipes and config/systems.
 """
 
 import difflib
@@ -22,9 +22,9 @@ from pydantic_core import ErrorDetails
 from trainstone.config.schema import Config, ConfigSection, System
 from trainstone.errors import ConfigError
 
-Checked = TypeVar("Checked", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
-# Sections that decide what is executed; two configurations that agree in them ask for the same work.
+# Sections that decide what is executed: two configurations that agree in them do the same work.
 HASHED_SECTIONS = (
     *("workload", "model", "data", "augment", "detect", "loader"),
     *("train", "optimizer", "schedule", "parallel", "engine"),
@@ -32,7 +32,7 @@ HASHED_SECTIONS = (
 
 
 def list_shipped(kind: str) -> list[str]:
-    """Names of the files shipped in config/recipes or config/systems."""
+    """Return the names of the files shipped in config/recipes or config/systems."""
     folder = resources.files("trainstone.config") / kind
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
@@ -45,13 +45,15 @@ def read_source(kind: str, name: str) -> tuple[str, str]:
         try:
             return path.read_text(encoding="utf-8"), str(path)
         except FileNotFoundError as err:
-            raise ConfigError(f"no {singular} file {path}", hint=f"shipped: {', '.join(shipped)}") from err
+            raise ConfigError(
+                f"{singular} file not found: {path}", hint=f"shipped {kind}: {', '.join(shipped)}"
+            ) from err
         except (OSError, UnicodeDecodeError) as err:
             raise ConfigError(f"cannot read {singular} file {path}: {err}") from err
     if name not in shipped:
         raise ConfigError(
             f"unknown {singular} {name!r}{did_you_mean(name, shipped)}",
-            hint=f"shipped: {', '.join(shipped)}; or give the path of a .toml file",
+            hint=f"shipped {kind}: {', '.join(shipped)}; or the path of a .toml file",
         )
     source = resources.files("trainstone.config") / kind / f"{name}.toml"
     return source.read_text(encoding="utf-8"), f"{singular} {name}"
@@ -76,42 +78,45 @@ def load_config(
     """Resolve a recipe: its file, then the system's table for it, then flags, then each `--set key=value`."""
     values, where = read_toml("recipes", name)
     if system is not None:
-        fitted_to = load_system(system)
-        own = str(values.get("name", name))
-        _merge(values, fitted_to.recipe.get(own, {}))
-        if fitted_to.recipe and own not in fitted_to.recipe:
-            made_for = ", ".join(fitted_to.recipe)
-            note = f"system {fitted_to.name} changes nothing of recipe {own}; it is made for {made_for}"
+        loaded = load_system(system)
+        recipe = str(values.get("name", name))
+        _merge(values, loaded.recipe.get(recipe, {}))
+        if loaded.recipe and recipe not in loaded.recipe:
+            known = ", ".join(loaded.recipe)
+            note = f"system {loaded.name} has no settings for recipe {recipe}; it has settings for {known}"
             values["notes"] = [*values.get("notes", []), note]
-        values |= fitted_to.model_dump(include={"nodes", "devices_per_node"}) | {"system": fitted_to.name}
+        values |= loaded.model_dump(include={"nodes", "devices_per_node"}) | {"system": loaded.name}
     return change_config(values, where, settings=settings, flags=flags)
 
 
 def change_config(
     values: dict[str, Any], where: str, *, settings: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 ) -> Config:
-    """Check the values of a configuration, which came from `where`, after flags and each `--set` changed them."""
+    """Apply flags and each `--set` to the values of a configuration, and validate it; `where` names the source."""
     changes = [*(flags or {}).items(), *map(parse_setting, settings)]
     defects, has_defects = values.pop("defects", None), bool(values.get("original_defects", False))
     wants_defects = dict(changes).get("original_defects", has_defects)
     if defects is None and wants_defects != has_defects and isinstance(wants_defects, bool) and "original" in values:
-        resolved = f"{where} is resolved, original_defects = {format_value(has_defects)} is in all its keys"
-        raise ConfigError(resolved, hint="start from the recipe to change it")
+        raise ConfigError(
+            f"cannot change original_defects: {where} is a resolved configuration with "
+            f"original_defects = {format_value(has_defects)}",
+            hint="start from the recipe to change it",
+        )
     if wants_defects is True and isinstance(defects, dict):
         _merge(values, defects)
     for key, value in changes:
-        inner, (*sections, last) = values, key.split(".")
+        table, (*sections, last) = values, key.split(".")
         for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{key}: {section} is a single value, not a section")
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"invalid key {key}: {section} is a single value, not a section")
         if value is None:
-            inner.pop(last, None)
+            table.pop(last, None)
         else:
-            inner[last] = value
+            table[last] = value
     requested = {key for key, _ in changes}
     train = values.get("train")
-    if isinstance(train, dict) and isinstance(train.get("adapt"), list):  # no machine adapts what the user requested
+    if isinstance(train, dict) and isinstance(train.get("adapt"), list):  # keep what the user requested
         train["adapt"] = [key for key in train["adapt"] if f"train.{key}" not in requested]
     return _check(Config, values, where)
 
@@ -126,19 +131,23 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key or not text:
-        raise ConfigError(f"{setting!r} is not KEY=VALUE", hint="for example --set train.batch_size=8")
+        raise ConfigError(f"invalid --set {setting!r}: expected KEY=VALUE", hint="--set train.batch_size=8")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as err:
         if re.fullmatch(r"[\w./:@-]+", text):
             return key, text
-        raise ConfigError(f"{setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'") from err
+        raise ConfigError(
+            f"invalid --set {setting!r}: {text!r} is not a TOML value", hint=f"--set '{key}=\"TEXT\"'"
+        ) from err
     except (ValueError, RecursionError) as err:  # thousands of digits or brackets
-        raise ConfigError(f"{key}: {text[:40]}… cannot be read", hint="give a shorter value") from err
+        raise ConfigError(
+            f"invalid --set {key}={text[:40]}…: the value cannot be read", hint="give a shorter value"
+        ) from err
 
 
-def write_toml(config: Config) -> str:
-    """Return the resolved configuration as TOML; `trainstone bench` on that file repeats the run."""
+def format_toml(config: Config) -> str:
+    """Return the resolved configuration as TOML; `trainstone bench FILE` repeats the run."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -150,9 +159,9 @@ def format_value(value: Any) -> str:
 
 
 def hash_config(config: Config) -> str:
-    """SHA-256 of what is executed, without names, seed, device, time budget."""
-    requested = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
-    return hashlib.sha256(json.dumps(requested, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of what is executed, without names, seed, device and time budget."""
+    hashed = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -165,7 +174,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """Every key with its type in words, default and documentation, in the order of the schema."""
+    """Return every key with its type in words, default and documentation, in the order of the schema."""
     rows: list[tuple[str, str, Any, str]] = []
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
@@ -181,7 +190,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ', did you mean ...?' for the nearest known words, or nothing."""
     known = list(known)
     tails = {key: key.rpartition(".")[2] for key in known}
-    close = [key for key, tail in tails.items() if tail == word][:2]  # given without its section
+    close = [key for key, tail in tails.items() if tail == word][:2]  # the key without its section
     close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if not close:
         nearest = difflib.get_close_matches(word.rpartition(".")[2], tails.values(), n=1, cutoff=0.75)
@@ -197,32 +206,32 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
             values[key] = change
 
 
-def _check(kind: type[Checked], values: dict[str, Any], where: str) -> Checked:
+def _check(model: type[Model], values: dict[str, Any], where: str) -> Model:
     try:
-        return kind.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as err:
         refused = err
-    known = [row[0] for row in list_keys(kind)]
+    known = [row[0] for row in list_keys(model)]
     by_key: dict[str, list[ErrorDetails]] = {}
-    for detail in refused.errors(include_url=False):  # the branches of a union (a number or "auto") belong together
+    for detail in refused.errors(include_url=False):  # one error per branch of a union (a number or "auto")
         parts = [str(part) for part in detail["loc"]]
         key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in known), ".".join(parts))
         by_key.setdefault(key, []).append(detail)
     key, details = next(iter(by_key.items()))
-    found, given = details[0]["type"], details[0]["input"]
+    error, given = details[0]["type"], details[0]["input"]
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details]
     allowed = "; or ".join(dict.fromkeys(message[:1].lower() + message[1:] for message in messages))
-    if found == "extra_forbidden":
+    if error == "extra_forbidden":
         allowed = f"unknown key {key!r}{did_you_mean(key, known)}"
-    elif found == "missing":
-        allowed = f"key {key!r} is missing"
-    elif found == "model_type":
+    elif error == "missing":
+        allowed = f"missing key {key!r}"
+    elif error == "model_type":
         inside = ", ".join(k for k in known if k.startswith(f"{key}."))
-        allowed = f"{key} = {given!r}: it is a section; set its keys ({inside})"
-    elif not isinstance(given, dict):  # else it is a section whose keys do not go together
-        allowed = f"{key} = {given!r}: {allowed}"
+        allowed = f"invalid {key} = {given!r}: {key} is a section; set its keys ({inside})"
+    elif not isinstance(given, dict):  # a dict is a section whose keys conflict; its message names them
+        allowed = f"invalid {key} = {given!r}: {allowed}"
     more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
-    hint = "`trainstone recipes NAME` lists the keys of a recipe"
+    hint = "`trainstone recipes resnet50` lists all keys"
     raise ConfigError(f"{where}: {allowed}{more}", hint=hint) from refused
 
 
@@ -235,5 +244,6 @@ def _describe_type(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_describe_type(part) for part in typing.get_args(annotation) if part is not type(None))
     if origin is tuple:
-        return f"[{', '.join(_describe_type(part) for part in typing.get_args(annotation))}]"
+        parts = typing.get_args(annotation)
+        return f"[{', '.join('...' if part is Ellipsis else _describe_type(part) for part in parts)}]"
     return {str: "text", int: "integer", float: "number", bool: "true | false"}.get(annotation, "table")

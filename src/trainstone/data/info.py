@@ -1,6 +1,6 @@
-"""Describe a data set: count labels, look at a sample of the images, make a few small ones to show.
+"""Summarise a data set: class counts, image sizes and formats of a sample of images, and thumbnails.
 
-Checks nothing to the end (data/verify.py does): a bad image met on the way is listed.
+It is not a full check (data/verify.py is): bad images among the sampled ones are listed.
 """
 
 import base64
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainstone.data.image.decode import decode, encode_jpeg
-from trainstone.data.image.inspect import Look, look
+from trainstone.data.image.inspect import ImageHeader, read_header
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split
 from trainstone.errors import DataError
 from trainstone.results.schema import dataset as results
@@ -29,32 +29,34 @@ THUMBNAIL_QUALITY = 82
 MAX_BAD = 20
 MAX_BOXES = 100
 MAX_LABEL = 2**31 - 1
-"""Damaged records have larger ones."""
+"""Larger labels come from damaged records; they are clipped to this."""
 
 
 class Labels(NamedTuple):
-    """The classes that records state, one after the other, and how many of them each record has (-1: it is bad)."""
+    """The class labels of all records, concatenated, and the number of labels per record (-1: the record is bad)."""
 
     classes: npt.NDArray[np.int32]
     per_record: npt.NDArray[np.int32]
 
 
-def summarise(found: DataSet, path: str = "", *, samples: int = 24, looked_at: int = 2000) -> results.DatasetSummary:
-    """Describe a data set; `looked_at` images of each split are opened, `samples` in all are decoded to be shown."""
+def summarise_data_set(
+    found: DataSet, path: str = "", *, samples: int = 24, num_inspected: int = 2000
+) -> results.DatasetSummary:
+    """Summarise a data set: inspect `num_inspected` images per split, make `samples` thumbnails in total."""
     splits, images = [], []
     for number, split in enumerate(found.splits):
         bad: dict[int, str] = {}
-        seen, boxes = look_over(split.source, looked_at, bad)
+        inspected, boxes = inspect_images(split.source, num_inspected, bad)
         labels = read_labels(split.source, found.kind, boxes, bad)
         share = samples * (number + 1) // len(found.splits) - samples * number // len(found.splits)
-        picked = spread(len(split.source), share)
-        if found.kind != "detect":  # evenly over the classes
+        picked = pick_evenly(len(split.source), share)
+        if found.kind != "detect":  # spread the thumbnails evenly over the classes
             by_record = np.full(len(split.source), -1, np.int32)
             by_record[labels.per_record == 1] = labels.classes
             order = np.argsort(by_record, kind="stable")
             picked = [int(order[place]) for place in picked]
-        images += [show(split, index, found.classes, bad) for index in picked]
-        splits.append(describe_split(split, found, labels, seen, bad))
+        images += [build_thumbnail(split, index, found.classes, bad) for index in picked]
+        splits.append(describe_split(split, found, labels, inspected, bad))
     return results.DatasetSummary(
         path=printable(path),
         kind="detect" if found.kind == "detect" else "classify",
@@ -66,42 +68,44 @@ def summarise(found: DataSet, path: str = "", *, samples: int = 24, looked_at: i
     )
 
 
-def look_over(source: Source, number: int, bad: dict[int, str]) -> tuple[results.LookedAt | None, dict[int, list[int]]]:
-    """Open images evenly spaced and look at their heads; return, too, the classes of their boxes by record."""
-    looks, lengths = list[Look](), list[int]()
+def inspect_images(
+    source: Source, number: int, bad: dict[int, str]
+) -> tuple[results.LookedAt | None, dict[int, list[int]]]:
+    """Read the headers of evenly spaced images; return their statistics and their box labels by record."""
+    headers, lengths = list[ImageHeader](), list[int]()
     boxes: dict[int, list[int]] = {}
-    for index in spread(len(source), number):
+    for index in pick_evenly(len(source), number):
         try:
             sample = source.read(index)
             boxes[index] = [box.label for box in sample.boxes]
-            looks.append(look(sample.image))
+            headers.append(read_header(sample.image))
             lengths.append(len(sample.image))
         except DataError as err:
             bad.setdefault(index, err.message)
-    if not looks:
+    if not headers:
         return None, boxes
-    sizes = Counter((entry.width, entry.height) for entry in looks)
+    sizes = Counter((entry.width, entry.height) for entry in headers)
     found = results.LookedAt(
-        images=len(looks),
-        width=measure([entry.width for entry in looks]),
-        height=measure([entry.height for entry in looks]),
-        bytes=measure(lengths),
-        kinds=dict(Counter(entry.kind for entry in looks).most_common()),
-        colours=dict(Counter(entry.colour for entry in looks).most_common()),
+        images=len(headers),
+        width=compute_quantiles([entry.width for entry in headers]),
+        height=compute_quantiles([entry.height for entry in headers]),
+        bytes=compute_quantiles(lengths),
+        kinds=dict(Counter(entry.kind for entry in headers).most_common()),
+        colours=dict(Counter(entry.colour for entry in headers).most_common()),
         sizes=[results.SizeCount(width=w, height=h, images=count) for (w, h), count in sizes.most_common()],
     )
     return found, boxes
 
 
-def measure(numbers: Sequence[int]) -> results.Quantiles:
-    """Return how numbers are spread; quantiles are numbers that occur."""
+def compute_quantiles(numbers: Sequence[int]) -> results.Quantiles:
+    """Return quantiles and mean; each quantile is a value that occurs."""
     edges = np.quantile(numbers, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
     named = dict(zip(("minimum", "p5", "median", "p95", "maximum"), edges, strict=True))
     return results.Quantiles(**named, mean=float(np.mean(numbers, dtype=np.float64)))
 
 
 def describe_split(
-    split: Split, found: DataSet, labels: Labels, seen: results.LookedAt | None, bad: Mapping[int, str]
+    split: Split, found: DataSet, labels: Labels, inspected: results.LookedAt | None, bad: Mapping[int, str]
 ) -> results.SplitSummary:
     paths: Sequence[Path] | None = getattr(split.source, "paths", None)
     number, classes, counts = len(found.classes), labels.classes, labels.per_record[labels.per_record >= 0]
@@ -110,7 +114,7 @@ def describe_split(
         per_image = dict(sorted(Counter(counts.tolist()).items()))
         boxes = results.BoxCounts(boxes=len(classes), images=len(counts), per_image=per_image)
     if paths is not None:
-        with contextlib.suppress(OSError):  # one of them cannot be asked
+        with contextlib.suppress(OSError):  # the size stays unknown if a file is unreadable
             size = sum(path.stat().st_size for path in paths)
     listed = [(printable(split.source.where(index)), printable(bad[index])) for index in sorted(bad)[:MAX_BAD]]
     return results.SplitSummary(
@@ -123,14 +127,16 @@ def describe_split(
         unlabelled=int((classes < 0).sum()) + (0 if boxes else int((counts == 0).sum())),
         counted=len(labels.per_record),
         boxes=boxes,
-        looked_at=seen,
+        looked_at=inspected,
         num_bad=len(bad),
         bad=[results.BadRecord(where=where, why=why.removeprefix(f"{where}: ")) for where, why in listed],
     )
 
 
-def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, str]) -> results.DatasetSample | None:
-    """Make an image small, with its boxes; None, and a note, where it is bad."""
+def build_thumbnail(
+    split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, str]
+) -> results.DatasetSample | None:
+    """Return an image's thumbnail with its boxes; None, with an entry in `bad`, if the image is bad."""
     try:
         sample = split.source.read(index)
         pixels: npt.NDArray[Any] = decode(sample.image)
@@ -150,11 +156,11 @@ def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, 
         width=pixels.shape[1],
         height=pixels.shape[0],
         jpeg_base64=base64.b64encode(encode_jpeg(pixels, THUMBNAIL_QUALITY)).decode("ascii"),
-        boxes=[make_box(box, classes) for box in boxes[:MAX_BOXES]],
+        boxes=[build_sample_box(box, classes) for box in boxes[:MAX_BOXES]],
     )
 
 
-def make_box(box: Box, classes: Sequence[ClassName]) -> results.SampleBox:
+def build_sample_box(box: Box, classes: Sequence[ClassName]) -> results.SampleBox:
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box[1:5])
     text = printable(name_class(box.label, classes))
     return results.SampleBox(
@@ -168,7 +174,7 @@ def describe_label(sample: Sample, classes: Sequence[ClassName]) -> str:
     if sample.boxes:
         counts = Counter(name_class(box.label, classes) for box in sample.boxes).most_common()
         return ", ".join(f"{number} × {name}" if number > 1 else name for name, number in counts)
-    return format_count(len(sample.values), "value") if sample.values else "nothing"
+    return format_count(len(sample.values), "value") if sample.values else "no label"
 
 
 def name_class(label: int, classes: Sequence[ClassName]) -> str:
@@ -177,30 +183,30 @@ def name_class(label: int, classes: Sequence[ClassName]) -> str:
     return classes[label].text or classes[label].name
 
 
-def spread(length: int, number: int) -> list[int]:
-    """Return so many places, evenly spaced; all of them where there are fewer."""
+def pick_evenly(length: int, number: int) -> list[int]:
+    """Return up to `number` evenly spaced indexes below `length`."""
     number = min(number, length)
     return [(2 * place + 1) * length // (2 * number) for place in range(number)]
 
 
 def read_labels(source: Source, kind: str, read: Mapping[int, Sequence[int]], bad: dict[int, str]) -> Labels:
-    """Return the classes of a split's records, or of their boxes, found in the cheapest way.
+    """Return the labels of a split's records, or of their boxes, read in the cheapest way.
 
-    `read` holds the boxes' classes of the records that were read already: where only a whole record has its boxes,
-    these must do, since reading all may take hours.
+    `read` has the box labels of the records that were read already. If boxes can only be read together with the image,
+    only these are used: reading every record may take hours.
     """
-    given: Any = source
-    detect, glances = kind == "detect", hasattr(source, "glance")
+    untyped: Any = source
+    detect, has_annotations = kind == "detect", hasattr(source, "read_annotations")
 
     def find(index: int) -> Sequence[int | None]:
         if not detect and hasattr(source, "label"):
-            return [given.label(index)]
-        if glances:
-            return [label for label, _ in given.glance(index).labels]
+            return [untyped.label(index)]
+        if has_annotations:
+            return [label for label, _ in untyped.read_annotations(index).labels]
         return read[index] if detect else [source.read(index).label]
 
     classes, per_record = array("i"), array("i")
-    for index in read if detect and not glances else range(len(source)):
+    for index in read if detect and not has_annotations else range(len(source)):
         try:
             found = [-1 if label is None else max(-1, min(label, MAX_LABEL)) for label in find(index)]
             found = found if detect else found[:1]

@@ -1,6 +1,7 @@
-"""Batches of real images as tensors: the one file of data/ that knows torch.
+"""Data loader: batches of real images as tensors. The only module of data/ that imports torch.
 
-Same seed, same batches, whatever the threads; any step can be the first. Training never ends, validation does.
+The same seed gives the same batches for any number of threads, and loading can start at any step. Training batches
+never end; validation is one pass.
 """
 
 import logging
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.image.decode import Pixels
-from trainstone.data.pipeline.feed import NOTHING, BadImage, Holds, InputPipeline, Worker, pack
+from trainstone.data.pipeline.input_pipeline import (
+    NO_TARGETS,
+    BadImage,
+    InputPipeline,
+    TargetKind,
+    WorkerState,
+    collate_targets,
+)
 from trainstone.data.pipeline.order import EvalOrder, SampleIndex, TrainOrder
 from trainstone.data.pipeline.ring import Ring
 from trainstone.data.sample import Source
@@ -26,34 +34,34 @@ from trainstone.text import printable
 log = logging.getLogger(__name__)
 
 KEEP = 2
-"""A batch stays valid until so many more were asked for: the copy to a device may lag behind."""
+"""A batch stays valid until this many further batches were taken: its copy to a device may still be running."""
 MAX_LOGGED_BAD = 100
 
 
 class BatchMemory:
-    """One batch: a tensor, the array of the same memory that threads write into, and what they say of each row."""
+    """Memory of one batch: the image tensor, a NumPy view that threads write into, and the targets of each row."""
 
-    def __init__(self, batch_size: int, size: int, holds: Holds, *, pinned: bool) -> None:
-        # Page-locked, a CUDA device fetches it by itself.
+    def __init__(self, batch_size: int, size: int, target_kind: TargetKind, *, pinned: bool) -> None:
+        # Pinned memory allows asynchronous copies to a CUDA device.
         self.images = torch.zeros(batch_size, size, size, 3, dtype=torch.uint8, pin_memory=pinned)
         self.pixels: Pixels = self.images.numpy()
-        self.shown = [NOTHING] * batch_size
-        self.holds, self.pinned = holds, pinned
+        self.targets = [NO_TARGETS] * batch_size
+        self.target_kind, self.pinned = target_kind, pinned
 
     def take(self, filled: int) -> tuple[Tensor, ...]:
-        """Return the batch; rows that no image fills are zero and show nothing."""
+        """Return the batch with `filled` rows; the other rows are zero and have no targets."""
         if filled < len(self.images):
-            self.shown[filled:] = [NOTHING] * (len(self.images) - filled)
+            self.targets[filled:] = [NO_TARGETS] * (len(self.images) - filled)
             self.images[filled:] = 0
-        beside = (torch.from_numpy(array) for array in pack(self.shown, self.holds))
-        return self.images, *(tensor.pin_memory() if self.pinned else tensor for tensor in beside)
+        targets = (torch.from_numpy(array) for array in collate_targets(self.targets, self.target_kind))
+        return self.images, *(tensor.pin_memory() if self.pinned else tensor for tensor in targets)
 
 
 STAGES = ("read", "decode", "crop-resize", "batch")
 
 
 class Stages(NamedTuple):
-    """What the threads did: seconds by stage, images made, bytes read."""
+    """Work of the loader threads: seconds by stage, number of images, bytes read."""
 
     seconds: dict[str, float]
     images: int
@@ -62,36 +70,36 @@ class Stages(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """What a loader is for, beside the recipe."""
+    """Loader options that are not in the recipe."""
 
     batch_size: int
     train: bool = True
     rank: Rank = SINGLE_RANK
     num_classes: int | None = None
-    """Labels must be below it; None: they are not checked."""
+    """Labels must be below it; None skips the check."""
     pinned: bool = False
     first_step: int = 0
     parts: int = 1
-    """In training, batches per step; in validation, images come in a multiple of it, the rest is skipped."""
+    """Training: batches per step. Validation: the number of images is rounded down to a multiple of it."""
     storage: str = ""
-    """The format that the source is stored in, for messages."""
-    holds: Holds = "class"
+    """Storage format of the source, for messages."""
+    target_kind: TargetKind = "class"
 
 
 class Loader:
-    """Yields batches. Close it, or use it as a context.
+    """Iterator over batches. Close it, or use it as a context manager.
 
-    Their first tensor is images, uint8 (batch, size, size, 3); what comes beside is said by `feed.holds`:
+    The first tensor is images, uint8 (batch, size, size, 3); the others depend on the target kind:
     class: labels, int64 (batch).
-    boxes: edges, float32 (batch, most, 4), and labels, int64 (batch, most); places without a box are zero and IGNORED.
-    truth: also crowds, bool (batch, most), areas, float32 (batch, most), and facts, int64 (batch, 3): number in the
+    boxes: edges, float32 (batch, boxes, 4), and labels, int64 (batch, boxes); padding boxes are zero and IGNORED.
+    truth: also crowds, bool (batch, boxes), areas, float32 (batch, boxes), and facts, int64 (batch, 3): index in the
     source, width, height.
 
-    Rows of a short batch and damaged images of a validation set have pixels of zero and the label or number IGNORED.
+    Padding rows of a short batch and damaged validation images have zero pixels and the label or index IGNORED.
     """
 
     def __init__(self, source: Source, config: Config, options: LoaderOptions) -> None:
-        cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
+        cv2.setNumThreads(0)  # the loader threads use all cores; OpenCV's own threads would compete with them
         loader, size = config.loader, config.data.image_size
         order: TrainOrder | EvalOrder
         batch_size, rank, parts = options.batch_size, options.rank, options.parts
@@ -100,21 +108,23 @@ class Loader:
         else:
             order = EvalOrder(len(source) // parts * parts, batch_size, rank)
         self.order = order
-        self.feed = InputPipeline(
+        self.pipeline = InputPipeline(
             source,
             config,
             train=options.train,
             num_classes=options.num_classes,
             storage=options.storage,
-            holds=options.holds,
+            target_kind=options.target_kind,
         )
         self.num_slots = loader.prefetch + KEEP
         self.step = options.first_step
-        """The step that comes next: what to go on from."""
+        """The next step; a resumed run starts here."""
         self.skipped = 0
-        """How often a damaged image was left out; bad_images says which."""
+        """How often a damaged image was skipped; bad_images lists which."""
         self.bad_images: set[str] = set()
-        slots = [BatchMemory(batch_size, size, options.holds, pinned=options.pinned) for _ in range(self.num_slots)]
+        slots = [
+            BatchMemory(batch_size, size, options.target_kind, pinned=options.pinned) for _ in range(self.num_slots)
+        ]
         threads = available_cores().threads if loader.threads == "auto" else loader.threads
         self._began = time.perf_counter()
         self._ring = Ring(
@@ -131,10 +141,10 @@ class Loader:
         if slot.errors:
             raise slot.errors[min(slot.errors)]
         self.skipped += len(slot.bad)
-        for one in sorted(slot.bad):
-            if one.where not in self.bad_images and len(self.bad_images) < MAX_LOGGED_BAD:
-                log.warning("left out: %s: %s", printable(one.where), printable(one.why))
-            self.bad_images.add(one.where)
+        for image in sorted(slot.bad):
+            if image.where not in self.bad_images and len(self.bad_images) < MAX_LOGGED_BAD:
+                log.warning("skipped image: %s: %s", printable(image.where), printable(image.why))
+            self.bad_images.add(image.where)
         self.step += 1
         return slot.memory.take(len(slot.places))
 
@@ -145,29 +155,31 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End the threads and let go of what is cached; batches taken stay as they are."""
+        """Stop the threads and clear the cache; batches already taken stay valid."""
         self._ring.close()
-        self.feed.cache.clear()
+        self.pipeline.cache.clear()
 
     def pause(self) -> None:
-        """Do no work for a while, such as while something else is measured."""
+        """Stop loading until `resume`, for example while something else is measured."""
         self._ring.pause()
 
-    def go_on(self) -> None:
-        self._ring.go_on()
+    def resume(self) -> None:
+        self._ring.resume()
 
     def stages(self) -> Stages:
-        """Sum up what the threads did so far; batch is all that is neither reading, decoding nor resizing."""
+        """Return the work of all threads so far; the stage `batch` is the time outside read, decode and crop-resize."""
         workers = self._ring.workers
         kinds = ("read_seconds", "decode_seconds", "resize_seconds")
         spent = [sum(getattr(worker, kind) for worker in workers) for kind in kinds]
         now = time.perf_counter()
-        # Threads that are waiting now have not added that yet.
-        waited = sum(worker.waited_until(now) for worker in workers)
+        # Threads that are waiting now have not added this wait yet.
+        waited = sum(worker.seconds_waited_until(now) for worker in workers)
         lived = (now - self._began) * len(workers)
         spent.append(max(0.0, lived - waited - sum(spent)))
         images, read_bytes = sum(worker.images for worker in workers), sum(worker.read_bytes for worker in workers)
         return Stages(dict(zip(STAGES, spent, strict=True)), images, read_bytes)
 
-    def _fill(self, memory: BatchMemory, row: int, place: SampleIndex, worker: Worker, bad: list[BadImage]) -> None:
-        memory.shown[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
+    def _fill(
+        self, memory: BatchMemory, row: int, place: SampleIndex, worker: WorkerState, bad: list[BadImage]
+    ) -> None:
+        memory.targets[row] = self.pipeline.fill_row(place, memory.pixels[row], worker, bad)

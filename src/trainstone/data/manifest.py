@@ -1,4 +1,4 @@
-"""manifest.json: what a prepared data set holds. It is written last, so a folder that has one is whole."""
+"""manifest.json: files, classes and splits of a prepared data set. Written last, so its folder is complete."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from trainstone.errors import DataError
 from trainstone.files import dump_json, write_atomically
-from trainstone.formats.files import is_inside
+from trainstone.formats.files import is_safe_path
 
 FORMAT = 1
-"""1: first."""
+"""Version of the manifest format. 1: first."""
 NAME = "manifest.json"
 WORK = ".trainstone"
-"""The folder of unfinished work in a data set."""
+"""Folder for unfinished files inside a data set."""
 SPLIT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 READ_BYTES = 16 << 20
 TEXT = ("utf-8", "surrogateescape")
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 def check_name(name: str) -> str:
-    if not is_inside(name):
+    if not is_safe_path(name):
         raise ValueError(f"{name!r} is not the name of a file in the folder")
     return name
 
@@ -38,29 +38,29 @@ class ManifestRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class FileFacts(ManifestRecord):
-    """A file: its length and CRC-32C (eight hex digits)."""
+class FileEntry(ManifestRecord):
+    """A file with its length and CRC-32C (eight hex digits)."""
 
     file: FileName
     bytes: Count
     crc32c: Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
 
 
-class ShardFacts(FileFacts):
-    """A shard: its samples, the files beside it, and what was done to single images."""
+class ShardEntry(FileEntry):
+    """A shard: number of records, sidecar files, and the repaired and skipped images."""
 
     records: Count
-    sidecars: tuple[FileFacts, ...] = ()
+    sidecars: tuple[FileEntry, ...] = ()
     repaired: tuple[tuple[str, str], ...] = ()
-    """Name and cause."""
+    """Name and reason."""
     skipped: tuple[tuple[str, str], ...] = ()
 
 
-class SplitFacts(ManifestRecord):
+class SplitEntry(ManifestRecord):
     name: Annotated[str, Field(pattern=SPLIT_NAME)]
     records: Count
     bytes: Count
-    shards: tuple[ShardFacts, ...]
+    shards: tuple[ShardEntry, ...]
 
 
 Storage = Literal["recordio", "tfrecord", "folder", "wds"]
@@ -72,21 +72,21 @@ class Manifest(ManifestRecord):
     kind: Literal["classify", "detect"]
     storage: Storage
     first_label: Literal[0, 1]
-    """What the first class is called in the records: 1 where 0 means background."""
+    """Label of the first class in the records: 1 if 0 means background."""
     classes: tuple[tuple[str, str], ...]
     """Name and text of each class, in the order of labels."""
     treatment: dict[str, Any]
     plan: str
-    """Checksum of all that decided the bytes: the same command finds the same."""
-    splits: tuple[SplitFacts, ...]
+    """Checksum of everything that determines the written bytes; the same command gives the same checksum."""
+    splits: tuple[SplitEntry, ...]
 
     @property
-    def shards(self) -> list[ShardFacts]:
+    def shards(self) -> list[ShardEntry]:
         return [shard for split in self.splits for shard in split.shards]
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return a folder's manifest; None: it has none."""
+    """Return a folder's manifest, or None if it has none."""
     path = folder / NAME
     try:
         return parse_record(Manifest, path.read_bytes())
@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        what = "is of a newer trainstone, or damaged," if where == "format" else "is damaged"
+        what = "is damaged, or from a newer trainstone," if where == "format" else "is damaged"
         raise DataError(f"{path} {what} at {where or 'its top'}: {first['msg']}") from err
     except (OSError, ValueError, RecursionError) as err:
         raise DataError(f"cannot read {path}: {err}") from err
@@ -106,42 +106,42 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def parse_record(kind: type[Parsed], data: bytes) -> Parsed:
-    """Return a record that was written as JSON; ValueError or RecursionError where it is none.
+    """Return a record from JSON; raise ValueError or RecursionError if the JSON is invalid.
 
-    Not by pydantic's own parser, which rejects names that are not UTF-8.
+    pydantic's own JSON parser is not used because it rejects names that are not UTF-8.
     """
-    return kind.model_validate(freeze(json.loads(data)))
+    return kind.model_validate(convert_lists_to_tuples(json.loads(data)))
 
 
-def freeze(document: Any) -> Any:
+def convert_lists_to_tuples(document: Any) -> Any:
     if isinstance(document, dict):
-        return {key: freeze(value) for key, value in document.items()}
-    return tuple(freeze(value) for value in document) if isinstance(document, list) else document
+        return {key: convert_lists_to_tuples(value) for key, value in document.items()}
+    return tuple(convert_lists_to_tuples(value) for value in document) if isinstance(document, list) else document
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise DataError where a file that a manifest names is missing or has another length."""
+    """Raise DataError if a file in the manifest is missing or has another length."""
     for shard in manifest.shards:
-        for facts in (shard, *shard.sidecars):
-            path = folder / facts.file
-            is_folder = manifest.storage == "folder" and facts is shard
+        for entry in (shard, *shard.sidecars):
+            path = folder / entry.file
+            is_folder = manifest.storage == "folder" and entry is shard
             if path.suffix == ".idx" and not path.exists():
-                continue  # readers do without
+                continue  # readers rebuild it
             if not (path.is_dir() if is_folder else path.is_file()):
-                raise DataError(f"{path} is missing, though {NAME} names it")
-            if not is_folder and path.stat().st_size != facts.bytes:
-                raise DataError(f"{path} has {path.stat().st_size} bytes; {NAME} says {facts.bytes}")
+                raise DataError(f"{path} is missing; {NAME} lists it")
+            if not is_folder and path.stat().st_size != entry.bytes:
+                raise DataError(f"{path} has {path.stat().st_size} bytes; {NAME} says {entry.bytes}")
 
 
-def measure(folder: Path, name: str) -> FileFacts:
+def measure_file(folder: Path, name: str) -> FileEntry:
     crc = size = 0
     with (folder / name).open("rb") as file:
         while block := file.read(READ_BYTES):
             crc = google_crc32c.extend(crc, block)
             size += len(block)
-    return FileFacts(file=name, bytes=size, crc32c=f"{crc:08x}")
+    return FileEntry(file=name, bytes=size, crc32c=f"{crc:08x}")
 
 
-def sum_file(name: str, data: bytes) -> int:
-    """Return an image file's share of its folder's checksum: their sum does not depend on the order."""
+def checksum_file(name: str, data: bytes) -> int:
+    """Return the checksum of a file's name and content; a folder's checksum is the sum, independent of the order."""
     return int(google_crc32c.extend(google_crc32c.value(name.encode(*TEXT)), data))

@@ -1,4 +1,4 @@
-"""Work over cores with results in order and a bounded number of them waiting; locks, and how far it has come."""
+"""Run tasks on a pool of threads or processes with ordered, bounded results; file locks; progress records."""
 
 import fcntl
 import multiprocessing
@@ -20,11 +20,11 @@ Done = TypeVar("Done")
 
 WAITING_PER_WORKER = 3
 CHUNK = 16
-"""Tasks that a worker takes at once: fewer hand-overs between threads."""
+"""Tasks per submission to a worker: fewer switches between threads."""
 
 
 class WorkProgress(NamedTuple):
-    """How far preparing, fetching, unpacking or checking has come; drawn by cli/render/progress.py."""
+    """Progress of writing, downloading, unpacking or checking; drawn by cli/render/progress.py."""
 
     phase: str
     done: int
@@ -40,19 +40,19 @@ class BusyError(DataError):
 
 @contextmanager
 def lock_file(path: Path, written: Path) -> Iterator[None]:
-    """Hold a lock against a second process that writes the same; the file of the lock stays."""
+    """Hold a lock against a second process that writes the same file; the lock file is not removed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as err:
-        raise BusyError(f"{written} is being written by another process", hint="let it end") from err
+        raise BusyError(f"{written} is being written by another process", hint="wait until it has finished") from err
     finally:
         os.close(descriptor)
 
 
 class Pool(NamedTuple):
-    """Threads, or processes where Python itself is the work."""
+    """Worker threads, or processes for work that holds Python's global lock."""
 
     executor: Executor
     workers: int
@@ -60,10 +60,10 @@ class Pool(NamedTuple):
 
 @contextmanager
 def open_pool(workers: int, *, processes: bool = False) -> Iterator[Pool]:
-    """Start workers; at the end, also that of an error, what still waits is dropped."""
+    """Start workers; tasks still queued at the end, or after an error, are cancelled."""
     executor: Executor
     if processes:
-        # Spawned, not forked: libraries of the parent may have threads.
+        # Spawn, not fork: libraries in the parent process may have started threads.
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
     else:
@@ -71,13 +71,13 @@ def open_pool(workers: int, *, processes: bool = False) -> Iterator[Pool]:
     try:
         yield Pool(executor, workers)
     except BrokenProcessPool as err:
-        raise MachineError("a worker process died", hint="often for want of memory: try --workers 1") from err
+        raise MachineError("a worker process died", hint="often out of memory: try --workers 1") from err
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
 def end_with_parent() -> None:
-    """Let this worker end when the process that started it is gone, kill -9 included."""
+    """Exit this worker when its parent process ends, even by kill -9."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:
@@ -91,12 +91,12 @@ def end_with_parent() -> None:
 def map_in_order(
     function: Callable[[list[Task]], Done], tasks: Iterable[Task], pool: Pool, chunk: int = CHUNK
 ) -> Iterator[Done]:
-    """Apply a function to chunks of tasks; yield results in order, with few waiting, so memory stays bounded."""
+    """Apply a function to chunks of tasks; yield results in order, with a bounded number waiting in memory."""
     waiting: deque[Future[Done]] = deque()
-    left = iter(tasks)
+    remaining = iter(tasks)
     try:
-        while some := list(islice(left, chunk)):
-            waiting.append(pool.executor.submit(function, some))
+        while batch := list(islice(remaining, chunk)):
+            waiting.append(pool.executor.submit(function, batch))
             if len(waiting) >= WAITING_PER_WORKER * pool.workers:
                 yield waiting.popleft().result()
         while waiting:

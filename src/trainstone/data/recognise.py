@@ -1,4 +1,4 @@
-"""What lies at a path? Looks at names and first bytes and opens it, whatever storage it is."""
+"""Open the data set at a path; its storage format is recognised by file names and first bytes."""
 
 import contextlib
 import itertools
@@ -16,7 +16,7 @@ from trainstone.data.sources.class_folders import find_class_folders, find_tiny_
 from trainstone.data.sources.coco import CocoSource, find_coco, open_splits
 from trainstone.data.sources.listing import is_image_file
 from trainstone.data.storage.recordio import RecordIOShard
-from trainstone.data.storage.records import DamagedRecords, Glance, RecordSource, ShardReader
+from trainstone.data.storage.records import DamagedRecords, RecordAnnotations, RecordSource, ShardReader
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.storage.wds import WdsShard
 from trainstone.errors import ConfigError, DataError
@@ -25,10 +25,10 @@ from trainstone.formats.tfrecord import TFRecordFile
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
-OPENERS: dict[str, type[ShardReader]] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
-SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
+SHARD_READERS: dict[str, type[ShardReader]] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
+STORAGE_NAMES = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
 SPLITS = {"validation": "val", "valid": "val", "val": "val", "test": "test", "train": "train", "training": "train"}
 # train-00000-of-01024, flowers_validation_00001-of-00005.tfrecord, train.0_of_4.tfrecord, train_3.rec, train-000012.tar
 NUMBER = re.compile(r"[-_.]?(\d+[-_]of[-_]\d+|\d+)$")
@@ -36,17 +36,19 @@ SHARD = re.compile(r"-\d+-of-\d+$")
 SUFFIXES = (".rec", ".tar", ".tfrecord", ".tfrecords")
 MAX_CLASSES = 1_000_000
 VERIFIED_RECORDS = 100
-LOOKED_AT_FILES = 50
-GZIP_HINT = "it is compressed, and records in it cannot be reached: decompress it first (gunzip)"
+MAX_LISTED_FILES = 50
+GZIP_HINT = "records in a compressed file cannot be read at random: decompress it first with gunzip"
 MAX_LABELS_BYTES = 64 << 20
-HINT = "it can be: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), or a folder that trainstone made"
+HINT = (
+    "supported: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), folders written by trainstone data"
+)
 
 
 def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> DataSet:
-    """Return the data set at a path: a folder or a single file of records.
+    """Return the data set at a path: a folder or a single record file.
 
-    Without `classes` no record is read, so that damaged sets can be opened, too. With `damaged` the records behind a
-    damaged place are found, and lengths of files are not compared with the manifest's.
+    Without `classes` no record is read, so damaged data sets can be opened too. With `damaged` records after a damaged
+    byte range are found, and file lengths are not compared with the manifest.
     """
     source = DamagedRecords if damaged else RecordSource
     if path.is_file():
@@ -65,15 +67,15 @@ def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> 
         found = open_splits(path, folders) if manifest.kind == "detect" else open_class_folders(path, folders, known)
         return replace(found, name=manifest.dataset, classes=known)
     if (path / WORK).is_dir():
-        raise DataError(f"{path} is unfinished", hint="give the command that makes it again: it goes on")
-    unknown = find_records(path, source, classes=classes) or find_files(path)
-    if unknown is None:
-        raise DataError(f"{path} holds no data set that trainstone knows", hint=HINT)
-    return unknown
+        raise DataError(f"{path} is unfinished", hint="run the command that writes it again: it resumes")
+    recognised = find_records(path, source, classes=classes) or find_image_files(path)
+    if recognised is None:
+        raise DataError(f"{path} does not contain a known data set", hint=HINT)
+    return recognised
 
 
 def open_file(path: Path, source: type[RecordSource], *, classes: bool) -> DataSet:
-    """Open an image, or a file of records; a manifest beside it may describe it."""
+    """Open a single image or a single record file; a manifest in its folder may describe it."""
     if is_image_file(path.name):
         return DataSet("classify", "an image", (), [Split(path.name, ImageSource([path]))])
     manifest = read_manifest(path.parent)
@@ -83,8 +85,8 @@ def open_file(path: Path, source: type[RecordSource], *, classes: bool) -> DataS
                 return open_records({split.name: [path]}, manifest, source)
     storage = recognise_file(path)
     if storage is None:
-        raise DataError(f"{path} is no file of records", hint=GZIP_HINT if read_head(path)[:2] == b"\x1f\x8b" else HINT)
-    return make_set(storage, {name_split(path): [path]}, source, classes=classes)
+        raise DataError(f"{path} is not a record file", hint=GZIP_HINT if read_head(path)[:2] == b"\x1f\x8b" else HINT)
+    return build_data_set(storage, {name_split(path): [path]}, source, classes=classes)
 
 
 def recognise_file(path: Path) -> str | None:
@@ -95,7 +97,7 @@ def recognise_file(path: Path) -> str | None:
         return "wds"
     if path.suffix in (".tfrecord", ".tfrecords"):
         return "tfrecord"
-    with TFRecordFile(path) as file, contextlib.suppress(DataError):  # its first length has a checksum
+    with TFRecordFile(path) as file, contextlib.suppress(DataError):  # the first record's length has a checksum
         return "tfrecord" if next(file.spans(), None) else None
     return None
 
@@ -109,30 +111,31 @@ def read_head(path: Path) -> bytes:
 
 
 def find_records(path: Path, source: type[RecordSource], *, classes: bool) -> DataSet | None:
-    """Return the record files of a folder, by split; index files and the like beside them are not meant."""
+    """Open the record files of a folder by split; index files and other sidecars are ignored."""
     files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-    meant = [p for p in files if p.suffix in SUFFIXES or SHARD.search(p.name)]
-    if not meant:
+    shards = [p for p in files if p.suffix in SUFFIXES or SHARD.search(p.name)]
+    if not shards:
         return None
-    empty = [p for p in meant if p.stat().st_size == 0]
-    if len(empty) < len(meant):  # the last of im2rec's chunks may hold nothing; a file that was lost does so, too
-        meant = [p for p in meant if p not in empty]
+    empty = [p for p in shards if p.stat().st_size == 0]
+    if len(empty) < len(shards):  # im2rec's last chunk may be empty; so is a file that was lost
+        shards = [p for p in shards if p not in empty]
         for file in empty:
             log.warning("%s is empty", file)
     by_storage: dict[str, dict[str, list[Path]]] = {}
-    for file in meant:
+    for file in shards:
         storage = recognise_file(file)
         if storage is None:
-            raise DataError(f"{file} is named like a file of records, but is none")
+            raise DataError(f"{file} is named like a record file but is not one")
         by_storage.setdefault(storage, {}).setdefault(name_split(file), []).append(file)
     if len(by_storage) > 1:
-        raise DataError(f"{path} mixes {' and '.join(SHOWN[s] for s in by_storage)}", hint="give one file, or one kind")
+        formats = " and ".join(STORAGE_NAMES[storage] for storage in by_storage)
+        raise DataError(f"{path} mixes {formats}; one format is allowed", hint="give the path of one file")
     storage, splits = next(iter(by_storage.items()))
-    return make_set(storage, splits, source, classes=classes)
+    return build_data_set(storage, splits, source, classes=classes)
 
 
 def name_split(path: Path) -> str:
-    """Return the split that a file's name tells: train, val, test; else the name without its number."""
+    """Return the split in a file's name: train, val or test; otherwise the name without its number."""
     stem = path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
     stem = NUMBER.sub("", stem)
     for word in re.split(r"[-_.]", stem.lower()):
@@ -141,24 +144,27 @@ def name_split(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "train"
 
 
-def make_set(storage: str, splits: dict[str, list[Path]], source: type[RecordSource], *, classes: bool) -> DataSet:
-    """Open record files that nothing describes: what they hold is seen from the records."""
-    sources = [source(paths, OPENERS[storage]) for paths in splits.values()]
-    parts = [Split(name, one) for name, one in zip(splits, sources, strict=True)]
+def build_data_set(
+    storage: str, splits: dict[str, list[Path]], source: type[RecordSource], *, classes: bool
+) -> DataSet:
+    """Open record files without a manifest: kind and classes are read from the records."""
+    sources = [source(paths, SHARD_READERS[storage]) for paths in splits.values()]
+    parts = [Split(name, records) for name, records in zip(splits, sources, strict=True)]
     if not classes:
-        return DataSet("classify", SHOWN[storage], (), parts)
-    # Those of detection have a place for boxes instead of a class.
-    kind = "detect" if first_answer(sources, lambda one, index: one.glance(index).is_detection) else "classify"
-    first = first_answer(sources, read_first_label) if storage == "tfrecord" else None
-    return DataSet(kind, SHOWN[storage], name_classes(sources), parts, first_label=first)
+        return DataSet("classify", STORAGE_NAMES[storage], (), parts)
+    # Detection records have a field for boxes instead of a class.
+    is_detection = query_records(sources, lambda source, index: source.read_annotations(index).is_detection)
+    first = query_records(sources, read_first_label) if storage == "tfrecord" else None
+    kind = "detect" if is_detection else "classify"
+    return DataSet(kind, STORAGE_NAMES[storage], read_class_names(sources), parts, first_label=first)
 
 
-def first_answer(sources: Sequence[RecordSource], ask: Callable[[RecordSource, int], Answer]) -> Answer | None:
-    """Return what the first record tells that can be read; damaged ones are told when they are read in earnest."""
+def query_records(sources: Sequence[RecordSource], query: Callable[[RecordSource, int], Value]) -> Value | None:
+    """Return the query's result for the first readable record; damaged ones are reported when they are read later."""
     for source in sources:
         for index in range(min(len(source), VERIFIED_RECORDS)):
             with contextlib.suppress(DataError):
-                return ask(source, index)
+                return query(source, index)
     return None
 
 
@@ -168,21 +174,23 @@ def read_first_label(source: RecordSource, index: int) -> int:
         return reader.first_label(reader.features(offset))
 
 
-def name_classes(sources: Sequence[RecordSource]) -> tuple[ClassName, ...]:
-    """Return the classes that records name, by label; one that no record names is called by its number."""
+def read_class_names(sources: Sequence[RecordSource]) -> tuple[ClassName, ...]:
+    """Return the class names in the records, by label; a class without a name is called by its number."""
     names: dict[int, ClassName] = {}
     for source in sources:
         for index in range(len(source)):
             try:
-                labels = source.glance(index).labels
-            except DataError:  # of a record that cannot be read none is of use
+                labels = source.read_annotations(index).labels
+            except DataError:  # an unreadable record has no class name
                 continue
-            for label, known in labels:
+            for label, class_name in labels:
                 if not 0 <= label < MAX_CLASSES:
-                    raise DataError(f"{source.where(index)}: label {label} is no class number")
+                    raise DataError(
+                        f"{source.where(index)}: invalid label {label}; 0 to {MAX_CLASSES - 1:,} are allowed"
+                    )
                 if label not in names or not names[label].name:
-                    names[label] = known
-    listed: dict[int, str] = {}  # in a labels.txt beside the records: TF-Slim's `0:daisy`, one a line
+                    names[label] = class_name
+    listed: dict[int, str] = {}  # from a labels.txt beside the records: TF-Slim's lines `0:daisy`
     folders = {path.parent for source in sources for path in source.paths}
     files = [path for folder in folders for path in folder.glob("*labels.txt") if path.is_file()]
     if len(files) == 1 and files[0].stat().st_size <= MAX_LABELS_BYTES:
@@ -193,30 +201,34 @@ def name_classes(sources: Sequence[RecordSource]) -> tuple[ClassName, ...]:
 
 
 def open_records(files: Mapping[str, Sequence[Path]], manifest: Manifest, source: type[RecordSource]) -> DataSet:
-    """Open record files, all or some, that a manifest describes."""
+    """Open record files, all or some, described by a manifest."""
     first = manifest.first_label if manifest.storage == "tfrecord" else None
-    opener = partial(OPENERS[manifest.storage], first_label=first)
+    opener = partial(SHARD_READERS[manifest.storage], first_label=first)
     splits = [Split(name, source(paths, opener)) for name, paths in files.items()]
     classes = tuple(ClassName(name, text) for name, text in manifest.classes)
-    return DataSet(manifest.kind, SHOWN[manifest.storage], classes, splits, manifest.dataset, first)
+    return DataSet(manifest.kind, STORAGE_NAMES[manifest.storage], classes, splits, manifest.dataset, first)
 
 
-def without_empty(found: DataSet) -> DataSet:
-    """Return a detection set whose training images all have a box."""
+def drop_images_without_boxes(found: DataSet) -> DataSet:
+    """Return a detection set without training images that have no box."""
     if found.kind != "detect":
-        raise ConfigError("--skip-empty is for data sets with boxes")
-    kept = [Split(name, keep_boxed(source) if name == "train" else source) for name, source in found.splits]
+        raise ConfigError(f"--skip-empty requires a data set with boxes: this one is {found.kind}")
+    kept = [
+        Split(name, select_images_with_boxes(source) if name == "train" else source) for name, source in found.splits
+    ]
     return replace(found, splits=kept)
 
 
-def keep_boxed(source: Source) -> Source:
-    """Return the images with at least one box; those that cannot be read stay, for whoever reads them to tell.
+def select_images_with_boxes(source: Source) -> Source:
+    """Return the images with at least one box; unreadable ones are included, so that reading them reports the error.
 
-    Records are gone through for that, without their images: 10 to 20 s for COCO's 118,287.
+    All records are read for this, without their images: 10 to 20 s for COCO's 118,287.
     """
     if isinstance(source, CocoSource):
-        return source.without_empty()
-    read: Callable[[int], Sample | Glance] = source.glance if isinstance(source, RecordSource) else source.read
+        return source.select_images_with_boxes()
+    read: Callable[[int], Sample | RecordAnnotations] = (
+        source.read_annotations if isinstance(source, RecordSource) else source.read
+    )
     numbers = []
     for number in range(len(source)):
         with contextlib.suppress(DataError):
@@ -226,8 +238,8 @@ def keep_boxed(source: Source) -> Source:
     return Selection(source, numbers) if len(numbers) < len(source) else source
 
 
-def find_files(path: Path) -> DataSet | None:
-    """Return images in files: COCO's layout, Tiny-ImageNet's, class folders."""
+def find_image_files(path: Path) -> DataSet | None:
+    """Open a folder of image files: COCO's layout, Tiny-ImageNet, class folders or plain images."""
     if any(path.glob("annotations/*instances*.json")):
         return find_coco(path)
     if (path / "val_annotations.txt").is_file() or (path / "val" / "val_annotations.txt").is_file():
@@ -237,23 +249,23 @@ def find_files(path: Path) -> DataSet | None:
     if images and not any(entry.is_dir() for entry in entries):
         return DataSet("classify", "images", (), [Split(path.resolve().name, ImageSource(images))])
     if any(entry.is_dir() for entry in path.iterdir()):
-        refuse_parent(path)
+        check_not_parent(path)
         return find_class_folders(path)
     return None
 
 
-def refuse_parent(path: Path) -> None:
-    """Raise DataError where a folder holds whole data sets: they would pass for classes."""
+def check_not_parent(path: Path) -> None:
+    """Raise DataError if the subfolders are data sets: they would be taken for classes."""
     if any((path / name).is_dir() for name in ("train", "val")):
         return
-    folders = [entry for entry in list_some(path) if entry.is_dir()]
-    for folder in (*folders, *(inner for entry in folders for inner in list_some(entry) if inner.is_dir())):
+    folders = [entry for entry in list_first_entries(path) if entry.is_dir()]
+    for folder in (*folders, *(inner for entry in folders for inner in list_first_entries(entry) if inner.is_dir())):
         marks = (folder / "manifest.json", folder / "annotations", folder / "train", folder / "val")
-        records = (file.suffix in SUFFIXES or SHARD.search(file.name) for file in list_some(folder))
+        records = (file.suffix in SUFFIXES or SHARD.search(file.name) for file in list_first_entries(folder))
         if any(mark.exists() for mark in marks) or any(records):
-            raise DataError(f"{path} is no data set, but holds one in {folder}", hint="give the path of that")
+            raise DataError(f"{path} is not a data set, but its subfolder is", hint=f"give the path {folder}")
 
 
-def list_some(folder: Path) -> list[Path]:
-    """Return some of what lies in a folder: enough to see what it is, few enough for one of a million images."""
-    return sorted(itertools.islice(folder.iterdir(), LOOKED_AT_FILES))
+def list_first_entries(folder: Path) -> list[Path]:
+    """Return up to MAX_LISTED_FILES entries of a folder: enough to recognise it, fast for a million images."""
+    return sorted(itertools.islice(folder.iterdir(), MAX_LISTED_FILES))

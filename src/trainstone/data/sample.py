@@ -1,4 +1,4 @@
-"""What every kind of storage holds in the end: an image with its label and its boxes. And where samples come from."""
+"""The types shared by all storage formats: Sample (an image with labels and boxes), Source, DataSet."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,22 +25,22 @@ class Box(NamedTuple):
     bottom: float
     crowd: bool = False
     area: float | None = None
-    """Of the object itself, as a share of the image's area; None: not known, the box's is taken."""
+    """Area of the object, as a share of the image's area; None if unknown: the box's area is used."""
 
 
-def make_box(label: float, edges: Sequence[float], crowd: float = 0, area: float | None = None) -> Box:
-    """Return a box of numbers as files have them."""
+def build_box(label: float, edges: Sequence[float], crowd: float = 0, area: float | None = None) -> Box:
+    """Return a box from numbers as files store them."""
     left, top, right, bottom = (float(edge) for edge in edges)
     return Box(int(label), left, top, right, bottom, crowd=bool(crowd), area=None if area is None else float(area))
 
 
-def list_numbers(box: Box) -> list[float]:
-    """Return a box as make_box takes it: class, edges, crowd mark and, where it is known, the object's area."""
+def list_box_values(box: Box) -> list[float]:
+    """Return a box as numbers: class, edges, crowd flag and, if known, the object's area; the inverse of build_box."""
     return [*box[:5], int(box.crowd), *(() if box.area is None else (box.area,))]
 
 
 def clip_box(box: Box) -> Box | None:
-    """Return what of a box lies in its image; None where nothing of it does, or an edge is no number."""
+    """Return the box clipped to its image; None if nothing of it is inside, or an edge is NaN."""
     if 0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1:
         return box
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box[1:5])
@@ -50,7 +50,7 @@ def clip_box(box: Box) -> Box | None:
 
 
 class ClassName(NamedTuple):
-    """A class: its name (a folder, a synset) and what people call it; `text` may be empty."""
+    """A class: its name (a folder or synset) and a readable text, which may be empty."""
 
     name: str
     text: str = ""
@@ -58,37 +58,39 @@ class ClassName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An image as it is stored, undecoded."""
+    """An undecoded image with its labels."""
 
     name: str
     """Relative name with /, unique in its split: n01440764/n01440764_10026.JPEG."""
     image: bytes
     label: int | None = None
-    """Class, counted from 0; None where there is none (detection) or it is no class (see `values`)."""
+    """Class, counted from 0; None for detection, or if the label is not a class (see `values`)."""
     boxes: tuple[Box, ...] = ()
     values: tuple[float, ...] = ()
-    """Labels that are no class: a vector, or a number with a fraction."""
+    """Labels that are not a class: a vector, or a number with a fraction."""
     id: int | None = None
-    """Number of the image in its data set (COCO's image id), where it has one."""
+    """Id of the image in its data set, such as COCO's image id; None if it has none."""
 
 
 class Source(Protocol):
-    """The samples of one split, by number. `read` may be called from several threads at once."""
+    """The samples of one split, by index. `read` may be called from several threads at once."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Sample:
-        """Return a sample; DataError names the file and the byte where that cannot be done."""
+        """Return a sample; if it cannot be read, raise a DataError that names the file and the byte offset."""
         ...
 
     def name(self, index: int) -> str:
-        """Return a sample's name without reading its image where that is possible."""
+        """Return a sample's name, if possible without reading its image."""
         ...
 
-    def where(self, index: int) -> str: ...
+    def where(self, index: int) -> str:
+        """Return a sample's location for messages: file, and record or byte."""
+        ...
 
     def fingerprint(self) -> str:
-        """Return what changes when the samples do: interrupted work may only go on from the same."""
+        """Return a value that changes when the samples change: interrupted work resumes only with the same value."""
         ...
 
 
@@ -122,7 +124,7 @@ class ImageSource:
 
 
 class Selection:
-    """A choice out of another source."""
+    """A subset of another source."""
 
     def __init__(self, source: Source, numbers: Sequence[int]) -> None:
         self._source = source
@@ -146,7 +148,7 @@ class Selection:
 
 
 class Split(NamedTuple):
-    """A part of a data set: train, val."""
+    """A split of a data set: train or val."""
 
     name: str
     source: Source
@@ -154,29 +156,29 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """What was found at a path."""
+    """A data set found at a path."""
 
     kind: str
     """classify, or detect."""
     storage: str
-    """What it lies in, for people: ILSVRC2012 tars, class folders, RecordIO, TFRecord, WebDataset, COCO."""
+    """Storage format for messages: ILSVRC2012 tars, class folders, RecordIO, TFRecord, WebDataset, COCO."""
     classes: Sequence[ClassName]
     splits: Sequence[Split]
     name: str = ""
-    """imagenet, coco ... where known."""
+    """imagenet, coco ...; empty if unknown."""
     first_label: int | None = None
-    """What its records call the first class, where they are TFRecord: 0, or 1 if 0 means background."""
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    """Splits that are described there but have no folder of images, and how that is seen."""
+    """Label of the first class in TFRecord files: 0, or 1 if 0 means background."""
+    missing_splits: Mapping[str, str] = field(default_factory=dict)
+    """Splits that have annotations but no folder of images, each with the reason."""
 
 
-def shorten(value: float) -> float:
-    """Return the shortest decimal number that is the same 32-bit float: 0.3, not 0.30000001192."""
+def shorten_float(value: float) -> float:
+    """Return the shortest decimal that is the same 32-bit float: 0.3, not 0.30000001192."""
     return float(str(np.float32(value)))
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:
-    """Return what changes when one of these files does."""
+    """Return a hash of the files' names, sizes and modification times."""
     digest = hashlib.sha256()
     for path in paths:
         facts = path.stat()

@@ -1,4 +1,4 @@
-"""Batches on the device: synthetic ones, and copies ahead of the step on CUDA."""
+"""Batches on the device: synthetic batches, and prefetching to CUDA devices."""
 
 import itertools
 from collections import deque
@@ -13,27 +13,30 @@ from trainstone.workloads.workload import Batch
 
 
 def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:
-    """Yield the same few random batches for ever, in host memory."""
+    """Yield the same few random batches forever, in host memory."""
     batches = WORKLOADS[config.workload].synthetic_batches(config, config.train.batch_size)
-    if device.type == "cuda":  # page-locked, so that the device fetches them by itself
+    if device.type == "cuda":  # pinned memory allows asynchronous copies
         batches = [tuple(tensor.pin_memory() for tensor in batch) for batch in batches]
     return itertools.cycle(batches)
 
 
 def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on the device. On CUDA the next batch is copied on a stream of its own during the step."""
+    """Yield batches on the device. On CUDA the next batch is copied on its own stream during the step."""
     if device.type == "cpu":
         yield from batches
     elif device.type == "cuda":
-        yield from _feed_cuda(batches, device)
+        yield from _prefetch_to_cuda(batches, device)
     else:
         for batch in batches:
             yield tuple(tensor.to(device, non_blocking=True) for tensor in batch)
 
 
-def _feed_cuda(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Copy one batch ahead. A batch is asked for only when the copy of the last but one has ended: a loader may use
-    its memory again from then on (data/loader.py keeps two)."""
+def _prefetch_to_cuda(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Copy one batch ahead of the step.
+
+    The loader (data/loader.py) reuses the memory of a batch when two more have been requested, so the next batch is
+    requested only when the copy of the one before the last has ended.
+    """
     copies = torch.cuda.Stream(device)
     copied: deque[torch.cuda.Event] = deque()
     upcoming: Batch | None = None

@@ -1,7 +1,7 @@
-"""Evaluates the validation images: every one exactly once on any number of ranks; what fills up a batch counts not.
+"""Evaluate the model on the validation images: each exactly once on any number of ranks; padding samples are ignored.
 
-The first rank scores, at once or in a thread beside the next steps (eval.async); all ranks learn the metrics. Whoever
-takes scores waits for them, so that every rank takes them after the same step, however long it took.
+Rank 0 computes the metrics, at once or in a thread during the next steps (eval.async), and broadcasts them. take()
+waits for the metrics, so that every rank gets them after the same step.
 """
 
 import math
@@ -34,7 +34,7 @@ from trainstone.workloads.workload import EvalScores
 def evaluate(
     task: Task, config: Config, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
-    """Let the network judge the images, or its average where one is kept; it is left as it was, ready to train."""
+    """Evaluate the network, or its EMA if there is one; afterwards the network has its trained weights again."""
     with task.average.swapped() if task.average else nullcontext():
         return (yield from evaluate_network(task.plain, config, task.device, opened, world, signals))
 
@@ -42,49 +42,49 @@ def evaluate(
 def evaluate_network(
     model: torch.nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
-    """Let a network judge all ranks' shares of the images; return the workload's rows of all of them.
+    """Evaluate this rank's share of the images; return the workload's rows of all ranks.
 
-    On other ranks than the first they are empty. None, on all ranks: somebody asked for the end before.
+    The rows are empty on other ranks than 0. None, on all ranks: a stop signal interrupted the evaluation.
     """
     workload = WORKLOADS[config.workload]
-    look, total = workload.build_evaluator(config, device), len(opened.source)
+    evaluate_batch, total = workload.build_evaluator(config, device), len(opened.source)
     rows: list[Tensor] = []
-    agreement = StopAgreement(world, signals, learns=False)
+    agreement = StopAgreement(world, signals, has_loss=False)
     trained = model.training
     model.eval()
     try:
         with closing(workload.open_validation(config, opened, device, world.rank)) as loader:
-            seen = 0
+            done = 0
             for batch in prefetch_to_device(loader, device):
-                agreement.look()
+                agreement.update()
                 if agreement.agreed.stop:
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
-                    rows.append(look(model, batch))
-                seen = min(total, seen + len(batch[0]) * world.rank.world)
-                yield Progress("evaluating", images=seen, total_images=total)
+                    rows.append(evaluate_batch(model, batch))
+                done = min(total, done + len(batch[0]) * world.rank.world)
+                yield Progress("evaluating", images=done, total_images=total)
     finally:
         model.train(trained)
     stopped = agreement.agreed.stop
-    agreement.finish()  # what was asked since the last batch is too late here, and asked again elsewhere
+    agreement.finish()  # a request after the last batch is too late here; the caller requests it again
     if stopped:
         return None
-    # Fetched at the end, so that no batch makes the host wait.
+    # Copied to the host at the end, so that the host does not wait for each batch.
     gathered = gather_rows(world, torch.cat(rows).cpu())
     return torch.empty(0) if gathered is None else gathered
 
 
 class Scoring:
-    """The scoring of one run; of one evaluation at a time. Used by `with`."""
+    """Compute the metrics of a run's evaluations, one at a time. Use it in a `with` block."""
 
     def __init__(self, config: Config, world: World) -> None:
         self._config, self._world = config, world
         self._pool = ThreadPoolExecutor(1, "scoring") if config.eval.async_ and world.rank.number == 0 else None
         self._scored: Future[EvalScores] | EvalScores | None = None
         self.step: int | None = None
-        """Steps done before the evaluation whose scores were not taken yet; None: there is none."""
+        """Steps done before the evaluation whose scores are not taken yet; None: there is none."""
         self.eval_seconds = 0.0
-        """How long it kept the steps waiting."""
+        """How long that evaluation delayed the next step."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +94,8 @@ class Scoring:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, opened: OpenSplit, rows: Tensor, step: int, eval_seconds: float) -> None:
-        """Score these rows, which only rank 0 has; take() returns the scores."""
-        assert self.step is None, "take the scores before"
+        """Start scoring these rows (on rank 0); take() returns the scores."""
+        assert self.step is None, "take() the previous scores first"
         began = time.perf_counter()
         if self._world.rank.number == 0:
             finish = partial(WORKLOADS[self._config.workload].finish_eval, self._config, opened, rows)
@@ -103,18 +103,18 @@ class Scoring:
         self.step, self.eval_seconds = step, eval_seconds + time.perf_counter() - began
 
     def take(self) -> EvalScores:
-        """Return the scores; on other ranks than 0 the metrics alone. All ranks must call this."""
-        assert self.step is not None, "nothing was begun"
+        """Return the scores; on other ranks than 0 only the metrics. All ranks must call this."""
+        assert self.step is not None, "call begin() first"
         scored = self._scored.result() if isinstance(self._scored, Future) else self._scored or EvalScores({}, 0)
         self.step, self._scored = None, None
-        # JSON has no NaN: such a metric is left out.
+        # JSON has no NaN: drop such metrics.
         metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
-        message = broadcast_dict(self._world, {"metrics": metrics, "images": scored.images})
-        return scored._replace(**message)
+        shared = broadcast_dict(self._world, {"metrics": metrics, "images": scored.images})
+        return scored._replace(**shared)
 
 
 def write_samples(folder: Path, scored: EvalScores) -> tuple[QualitySample, ...]:
-    """Write the images of an evaluation into the run folder, in place of those of an earlier one."""
+    """Write the sample images of an evaluation into the run folder; they replace those of an earlier one."""
     for shown, jpeg in scored.samples:
         path = folder / shown.file
         path.parent.mkdir(exist_ok=True)

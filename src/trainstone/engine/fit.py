@@ -1,5 +1,6 @@
-"""Fits a recipe to this machine: device, threads, precision, batch. What had to be adapted becomes a finding,
-or an error with --strict. After it no "auto" is left in the configuration.
+"""Fit a recipe to this machine: choose device, threads, precision and batch size.
+
+Each adaptation becomes a finding, or an error with --strict. The fitted configuration has no "auto".
 """
 
 import math
@@ -15,8 +16,8 @@ from trainstone.engine.distributed.data_parallel import place_device
 from trainstone.engine.loop import train_steps
 from trainstone.engine.lr_schedule import describe_rate_change
 from trainstone.engine.network import apply_process_settings
-from trainstone.engine.optim import is_torchs
-from trainstone.engine.precision_trial import Trial, fastest, try_precisions
+from trainstone.engine.optim import uses_torch_sgd
+from trainstone.engine.precision_trial import Trial, choose_fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
@@ -31,11 +32,11 @@ from trainstone.units import format_bytes, format_count
 from trainstone.workloads.registry import WORKLOADS
 
 REFUSED = ("engine-adapted", "batch-fitted", "rate-derived")
-"""What --strict refuses. An automatic batch is nobody's wish."""
-# Steps wanted within the time budget: 50 steady ones for an interval, and some warm-up.
+"""Finding codes that --strict turns into errors."""
+# Steps that should fit into the time budget: 50 steady ones for an interval, and some warm-up.
 WANTED_STEPS = 65
 MAX_CPU_BATCH = 64
-CPU_LEARNING_BATCH = 32
+CPU_TRAINING_BATCH = 32
 FIRST_ACCELERATOR_BATCH = 256
 CPU = torch.device("cpu")
 
@@ -45,42 +46,42 @@ class Fitted:
     config: Config
     device: torch.device
     work: StepWork
-    """Of one step at the fitted batch."""
+    """FLOPs and bytes of one step at the fitted batch size."""
     findings: tuple[Finding, ...]
 
 
 def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, measured: bool = True) -> Fitted:
     """Resolve every auto and adapt what this machine cannot do.
 
-    `measured`: an automatic batch is small enough for many steps in the time budget; else it is one to learn with.
+    `measured`: choose an automatic batch small enough for many steps in the time budget, else one suited to training.
     """
     requested, notes = config, [finding("recipe-note", note) for note in config.notes]
     config, device, findings = fit_engine(config, strict=strict, world=world, measured=measured)
     config, fitted = fit_batch(config, device, measured=measured)
     if requested.train.batch_size != "auto":
         parts, geometry = requested.train.accumulate, requested.nodes * requested.devices_per_node
-        # Without a system a recipe is for any number of ranks.
-        meant = (geometry if requested.system or geometry > 1 else world.world) * parts
+        # A recipe without a system is for any number of ranks.
+        intended = (geometry if requested.system or geometry > 1 else world.world) * parts
         message = describe_rate_change(
             requested.optimizer,
-            meant=(meant * requested.train.batch_size, meant),
+            intended=(intended * requested.train.batch_size, intended),
             now=(world.world * parts * config.train.batch_size, world.world * parts),
-            where=name_place(requested),
+            where=describe_source(requested),
         )
         fitted += [finding("rate-derived", message)] if message and not measured else []
-        refuse(fitted, strict=strict)
+        raise_if_strict(fitted, strict=strict)
     work = count_step_work(config, config.train.batch_size)
-    # What was settled is settled: the configuration repeats this run as it was.
+    # The written configuration must repeat this run exactly: no further adaptation.
     config = change_section(config, "train", adapt=())
     return Fitted(config, device, work, (*notes, *findings, *fitted))
 
 
-def name_place(config: Config) -> str:
+def describe_source(config: Config) -> str:
     return f"system {config.system}" if config.system else f"recipe {config.name}"
 
 
-def refuse(findings: list[Finding], *, strict: bool) -> None:
-    """--strict: what would be adapted is refused."""
+def raise_if_strict(findings: list[Finding], *, strict: bool) -> None:
+    """Raise ConfigError if `strict` and a finding reports an adaptation."""
     adapted = [found for found in findings if found.code in REFUSED]
     if strict and adapted:
         raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
@@ -89,27 +90,27 @@ def refuse(findings: list[Finding], *, strict: bool) -> None:
 def fit_engine(
     config: Config, *, strict: bool = False, world: Rank = SINGLE_RANK, measured: bool = True
 ) -> tuple[Config, torch.device, list[Finding]]:
-    """Resolve device, threads and precision, and adapt what this machine cannot do; batches are left as they are."""
+    """Resolve device, threads and precision, and adapt what this machine cannot do; keep the batch size."""
     device = choose_rank_device(config.device, world)
     if device.type != "cpu":
-        torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
+        torch.accelerator.set_device_index(device)  # events, graphs and streams are created on the current device
     cores = max(1, available_cores().threads // count_sharing_ranks())
     threads = cores if config.engine.threads == "auto" else config.engine.threads
-    # Of many ranks each has its own: the number is left to the next start.
+    # Several ranks have a device each: the configuration names only the type.
     named = str(device) if world.world == 1 else device.type
     config = change_section(config, "engine", threads=threads).model_copy(update={"device": named})
     if config.loader.threads == "auto":
         config = change_section(config, "loader", threads=cores)
     config, adapted = adapt_engine(config, device, world, measured=measured)
-    refuse(adapted, strict=strict)
+    raise_if_strict(adapted, strict=strict)
     config, chosen = fit_precision(config, device, threads)
-    refuse(chosen, strict=strict)
+    raise_if_strict(chosen, strict=strict)
     apply_process_settings(config)
     return config, device, [*adapted, *chosen]
 
 
 def choose_rank_device(requested: str, world: Rank) -> torch.device:
-    """Return the device of this rank: of many on a host, each has the CUDA device of its number there."""
+    """Return the device of this rank: with several ranks, the CUDA device of its local rank."""
     if world.world > 1 and requested in ("auto", "cuda") and devices.list_devices()[0].startswith("cuda"):
         return place_device(torch.device("cuda"), world)
     device = devices.choose_device(requested)
@@ -119,21 +120,21 @@ def choose_rank_device(requested: str, world: Rank) -> torch.device:
 
 
 def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured: bool) -> tuple[Config, list[Finding]]:
-    """Switch off what this device has not, or learning cannot have, and say so."""
+    """Switch off features that this device or this kind of run does not support; return findings about it."""
     graphs, split, parts = config.engine.cuda_graphs, config.engine.split_phases, config.train.accumulate > 1
     for both, one, other, why in (
         (graphs and split, "cuda_graphs", "engine.split_phases", "a replayed graph has no phases"),
         (graphs and parts, "cuda_graphs", "train.accumulate", "a graph holds one batch"),
-        (graphs and not is_torchs(config.optimizer), "cuda_graphs", "this optimizer", "its rates are the host's"),
-        (split and parts, "split_phases", "train.accumulate", "the phases alternate"),
+        (graphs and not uses_torch_sgd(config.optimizer), "cuda_graphs", "this optimizer", "its rate is on the host"),
+        (split and parts, "split_phases", "train.accumulate", "the phases of several batches alternate"),
     ):
         if both:
-            raise ConfigError(f"engine.{one} and {other} exclude each other: {why}")
+            raise ConfigError(f"engine.{one} cannot be combined with {other}: {why}", hint=f"--set engine.{one}=false")
     findings, on_cuda = [], device.type == "cuda"
     needed = f"needs CUDA; this run is on {device.type}: switched off"
     for section, key, off, applies, why in (
-        ("engine", "cuda_graphs", False, not measured, "is for measuring (a capture moves the weights): switched off"),
-        ("engine", "cuda_graphs", False, world.world > 1, f"is for one rank, not for {world.world}: switched off"),
+        ("engine", "cuda_graphs", False, not measured, "is for bench only (capture changes the weights): switched off"),
+        ("engine", "cuda_graphs", False, world.world > 1, f"needs a single rank, not {world.world}: switched off"),
         ("engine", "cuda_graphs", False, not on_cuda, needed),
         ("engine", "nvtx", False, not on_cuda, needed),
         ("measure", "profiler_range", None, not on_cuda, needed),
@@ -143,22 +144,22 @@ def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured:
             findings.append(finding("engine-adapted", f"{section}.{key} {why}"))
     if config.train.precision == "tf32" and not (on_cuda and torch.cuda.is_tf32_supported()):
         config = change_section(config, "train", precision="fp32")
-        findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
+        findings.append(finding("engine-adapted", "tf32 needs an NVIDIA GPU of 2020 or later: using fp32"))
     if config.nodes * config.devices_per_node not in (1, world.world):
         geometry = f"{config.nodes} x {config.devices_per_node} devices"
         used = "one" if world.world == 1 else str(world.world)
-        findings.append(finding("engine-adapted", f"{name_place(config)} has {geometry}; this run uses {used}"))
+        findings.append(finding("engine-adapted", f"{describe_source(config)} has {geometry}; this run uses {used}"))
         config = config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
     return config, findings
 
 
 @lru_cache(maxsize=8)
 def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -> StepWork:
-    """Count FLOPs and bytes of one step, or of a forward pass alone, at the run's precision; nothing is computed."""
+    """Count FLOPs and bytes of one step, or of a forward pass only, at the run's precision, with fake tensors."""
     workload = WORKLOADS[config.workload]
-    with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast
+    with FakeTensorMode():  # unlike tensors on the meta device, fake tensors support autocast
         model, batch = workload.build_model(config).train(backward), workload.empty_batch(config, batch_size)
-        loss, score = workload.build_loss(config, CPU), workload.build_scores(config, CPU)
+        loss, score = workload.build_loss(config, CPU), workload.build_forward(config, CPU)
 
         def forward() -> Tensor:
             with devices.autocast(CPU, config.train.precision):
@@ -168,45 +169,45 @@ def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -
 
 
 def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
-    """Check the asked batch against memory, or choose one that fits into memory (and, to be measured, time)."""
+    """Check the requested batch against memory, or choose one that fits into memory (and, if `measured`, time)."""
     requested = config.train.batch_size
-    smallest = 2 if config.data.image_size <= 32 else 1  # batch norm wants two values a channel
+    smallest = 2 if config.data.image_size <= 32 else 1  # batch norm needs two values per channel
     if requested != "auto" and requested < smallest:
         raise ConfigError(
-            f"train.batch_size = {requested} with data.image_size = 32 leaves batch norm a single value a channel",
+            f"invalid train.batch_size = {requested} with data.image_size = 32: batch norm needs 2 values per channel",
             hint="--set train.batch_size=2",
         )
     if requested != "auto" and "batch_size" not in config.train.adapt:
         check_memory(config, device, requested)
         return config, []
-    first = batch = choose_first(config, device, measured=measured) if requested == "auto" else requested
+    first = batch = choose_first_batch(config, device, measured=measured) if requested == "auto" else requested
     if requested != "auto" and measured and device.type == "cpu":
-        batch = foresee_batch(config, device, requested, smallest)
+        batch = estimate_batch(config, device, requested, smallest)
     while not (_fits_memory(config, device, batch) and (not measured or _fits_time(config, device, batch))):
         if batch <= smallest:
-            check_memory(config, device, batch)  # it may only be slow: then one image a step is what there is
+            check_memory(config, device, batch)  # raises unless it is only too slow: then use the smallest batch
             break
         batch = max(smallest, batch // 2)
     config = change_section(config, "train", batch_size=batch)
     if batch == first:
         return config, []
     fits = "memory and time" if measured else "memory"
-    taken = f"took {format_count(batch, 'image')} a step and device instead of {first}"
-    return config, [finding("batch-fitted", f"{taken}, so that the run fits into {fits}")]
+    chosen = f"using {format_count(batch, 'image')} per step and device instead of {first}"
+    return config, [finding("batch-fitted", f"{chosen}, to fit into {fits}")]
 
 
-def choose_first(config: Config, device: torch.device, *, measured: bool) -> int:
-    """Return the batch that auto begins with."""
+def choose_first_batch(config: Config, device: torch.device, *, measured: bool) -> int:
+    """Return the first batch size that auto tries."""
     if device.type != "cpu":
         return FIRST_ACCELERATOR_BATCH
     if not measured:
-        return CPU_LEARNING_BATCH
+        return CPU_TRAINING_BATCH
     return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
 
 
-def foresee_batch(config: Config, device: torch.device, requested: int, smallest: int) -> int:
-    """Halve a recipe's batch by what a small one tells: on a CPU a trial of 256 images takes minutes."""
-    small = min(requested, max(smallest, choose_first(config, device, measured=True)))
+def estimate_batch(config: Config, device: torch.device, requested: int, smallest: int) -> int:
+    """Halve a recipe's batch by extrapolating from a small one: on a CPU a trial with 256 images takes minutes."""
+    small = min(requested, max(smallest, choose_first_batch(config, device, measured=True)))
     if small == requested or not _fits_memory(config, device, small):
         return small
     seconds = _try_steps(config, device, small)
@@ -219,10 +220,10 @@ def foresee_batch(config: Config, device: torch.device, requested: int, smallest
 
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
-    """Refuse a batch that does not fit, before the kernel kills us for it."""
+    """Raise OutOfMemoryError if a batch does not fit, before the kernel kills the process."""
     free, needed = devices.free_bytes(device), needed_bytes(config, device, batch)
     if free is not None and needed > free:
-        memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
+        memory = f"needs about {format_bytes(needed)}; {format_bytes(free)} are free"
         largest = max(1, int(batch * free / needed))
         raise OutOfMemoryError(
             f"out of memory: train.batch_size = {batch} {memory}",
@@ -241,30 +242,30 @@ def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
 
 
 def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
-    """Try some steps on a throw-away model: memory is enough and WANTED_STEPS would fit into the budget."""
+    """Try some steps on a temporary model: return whether memory is enough and WANTED_STEPS fit into the budget."""
     try:
         seconds = _try_steps(config, device, batch)
     except RuntimeError as err:
         if devices.is_out_of_memory(err):
             return False
         raise
-    # So many steps as asked for, whatever their time; a batch that may be adapted is meant to be quick all the same.
+    # A fixed number of steps has no time limit, unless the recipe lets the batch be adapted.
     if config.measure.iterations is not None and not config.train.adapt:
         return True
     return seconds * WANTED_STEPS <= config.measure.seconds
 
 
 def _try_steps(config: Config, device: torch.device, batch: int) -> float:
-    """Return the time of a step on a throw-away model, the best of three."""
+    """Return the step time on a temporary model, the best of three."""
     plain = change_section(config, "engine", compile=False, cuda_graphs=False)
     task = build_task(change_section(plain, "train", batch_size=batch), device)
     return min(record.step_seconds for record in train_steps(task, choose_timer(device), num_steps=3))
 
 
 def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
-    """auto: the fastest by trial. A requested precision is tried too: it may crash here, or be slower than fp32.
+    """Resolve auto to the fastest precision by trial; try a requested precision too, as it may crash or be slow here.
 
-    A recipe that leaves the choice (train.adapt) then takes the fastest as well.
+    If a requested one is slow and the recipe allows adaptation (train.adapt), use the fastest instead.
     """
     requested, candidates = config.train.precision, devices.candidate_precisions(device)
     precision: str = requested
@@ -272,11 +273,11 @@ def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[C
     if requested == "fp32":
         return config, []
     if requested == "auto" and candidates == ["fp32"]:
-        precision, message = "fp32", "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+        precision, message = "fp32", "using fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
     elif requested == "auto":
         trials = try_precisions(str(device), candidates, threads)
-        precision = fastest(trials)
-        message = f"took {precision}: {_describe_trials(trials, precision)}"
+        precision = choose_fastest(trials)
+        message = f"using {precision}: {_describe_trials(trials, precision)}"
     else:
         base, trial = trials = try_precisions(str(device), ["fp32", requested], threads)
         code = "precision-slow"
@@ -286,9 +287,9 @@ def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[C
             message = f"{requested} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
         if message and "precision" in config.train.adapt:
             others = [precision for precision in candidates if precision not in ("fp32", requested)]
-            # Beside fp32 once more: a disturbance then slows both.
-            precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-            message, code = f"{message}: took {precision}", "engine-adapted"
+            # Try fp32 again beside the others: a disturbance then slows both.
+            precision = choose_fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+            message, code = f"{message}: using {precision}", "engine-adapted"
         elif trial.seconds is None:
             raise MachineError(message, hint="--set train.precision=auto")
     return change_section(config, "train", precision=precision), [finding(code, message)] if message else []

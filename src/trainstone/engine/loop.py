@@ -1,6 +1,6 @@
-"""The one loop: a generator of step records. bench, train and profile consume it, stop it and act between its steps.
+"""The training step loop: a generator of step records that bench, train and profile consume.
 
-It times and records, nothing else: no evaluation, no output, no stop rule but a number of steps.
+It only trains and times steps: no evaluation, no output, no stop rule except a number of steps.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from trainstone.workloads.workload import Batch
 
 @dataclass(slots=True)
 class StepMarks:
-    """Points in time of a step under way; phases only when they are split."""
+    """Timer marks of a step in progress; marks of phases only with engine.split_phases."""
 
     started: float
     begin: Any
@@ -31,7 +31,7 @@ class StepMarks:
     backward: Any = None
     end: Any = None
     later_waits: list[tuple[Any, Any]] = field(default_factory=list)
-    """Begin and end of waiting for further batches of the same step."""
+    """Begin and end of waiting for further batches of the same step (train.accumulate)."""
 
 
 Update = Callable[[Task, Batch, Timer, StepMarks], Tensor]
@@ -44,21 +44,21 @@ def train_steps(
     num_steps: int | None = None,
     origin: float | None = None,
     first_step: int = 0,
-    go_on: Callable[[], bool] = lambda: True,
+    keep_going: Callable[[], bool] = lambda: True,
 ) -> Iterator[StepRecord]:
     """Train, yielding each step when the device has finished it: `timer.lag` steps late.
 
-    `origin` is the host time that start_seconds counts from. `go_on` is asked before each step but the first; when it
-    says no, the steps under way are finished, yielded, and the row ends. A consumer that stops by itself loses them, at
-    most `timer.lag`.
+    `origin` is the host time that start_seconds counts from. `keep_going` is called before each step but the first;
+    when it returns False, the steps in progress are finished and yielded, and the loop ends. A consumer that stops
+    iterating loses them (at most `timer.lag`).
     """
-    # A small ring, pinned for CUDA: losses are copied out behind the device's work and read when the step is over.
+    # A small ring buffer, pinned for CUDA: losses are copied asynchronously and read when the step has finished.
     ring = torch.zeros(timer.lag + 1, 2, pin_memory=task.device.type == "cuda")
     pending: deque[tuple[int, StepMarks, Sequence[Tensor | None]]] = deque()
     update: Update = update_weights
     origin = timer.now() if origin is None else origin
     for step in itertools.count(first_step) if num_steps is None else range(first_step, first_step + num_steps):
-        if step > first_step and not go_on():
+        if step > first_step and not keep_going():
             break
         marks = StepMarks(started=timer.now() - origin, begin=timer.mark())
         with task.mark("data"):
@@ -66,9 +66,9 @@ def train_steps(
         marks.batch_ready = timer.mark()
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
-            update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
+            update = capture_update(task, batch, timer)  # part of the first step
         loss = update(task, batch, timer, marks)
-        # Weight decay's part of it, where it is one.
+        # The weight decay term of the loss, if it has one.
         decay = task.loss.term if isinstance(task.loss, DecayedLoss) else None
         losses: Sequence[Tensor | None] = (loss, decay)
         if timer.lag:
@@ -81,13 +81,13 @@ def train_steps(
         marks.end = timer.mark()
         pending.append((step, marks, losses))
         if len(pending) > timer.lag:
-            yield settle(task, timer, *pending.popleft())
+            yield build_record(task, timer, *pending.popleft())
     while pending:
-        yield settle(task, timer, *pending.popleft())
+        yield build_record(task, timer, *pending.popleft())
 
 
 def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
-    """Forward and backward of one batch or several, optimiser: one update. Returns the loss, still on the device."""
+    """Run forward and backward of all batches of a step, then the optimiser; return the loss, still on the device."""
     loss = None
     for part in range(task.accumulate):
         if part:
@@ -95,7 +95,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
             with task.mark("data"):
                 batch = next(task.batches)
             marks.later_waits.append((begin, timer.mark()))
-        # Ranks exchange gradients once, with the last part.
+        # The gradient all-reduce runs once, with the last batch.
         with nullcontext() if part == task.accumulate - 1 else task.without_gradient_sync():
             with task.mark("forward"), task.autocast():
                 one = task.loss(task.model, batch)
@@ -107,7 +107,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
                 task.scale.backward(one)
             if task.split_phases:
                 marks.backward = timer.mark()
-        one = one.detach()  # its graph goes before the optimiser's work
+        one = one.detach()  # frees the autograd graph before the optimiser runs
         loss = one if loss is None else loss + one
     assert loss is not None  # accumulate is at least 1
     with task.mark("optimizer"):
@@ -116,7 +116,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
     return loss
 
 
-def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: Sequence[Tensor | None]) -> StepRecord:
+def build_record(task: Task, timer: Timer, step: int, marks: StepMarks, losses: Sequence[Tensor | None]) -> StepRecord:
     timer.wait(marks.end)
     loss, decay = (None if part is None else part.item() for part in losses)
     split = marks.forward is not None
@@ -138,14 +138,14 @@ def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: Sequen
 
 
 def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
-    """CUDA: capture one update as a graph after three ordinary ones; later ones copy the batch in and replay it."""
-    for group in task.optimizer.param_groups:  # a replay reads a tensor anew, where a number would stay for ever
+    """Capture one update as a CUDA graph after three ordinary ones; later updates copy the batch in and replay it."""
+    for group in task.optimizer.param_groups:  # a replay reads the current value of a tensor; a number is fixed
         group["lr"] = torch.tensor(float(group["lr"]), device=task.device)
     static_batch = tuple(tensor.clone() for tensor in batch)
     side = torch.cuda.Stream(task.device)
     side.wait_stream(torch.cuda.current_stream(task.device))
     unsplit = StepMarks(started=0.0, begin=None)
-    with torch.cuda.stream(side):  # torch asks for a few updates on a side stream before capture
+    with torch.cuda.stream(side):  # torch requires a few updates on a side stream before capture
         for _ in range(3):
             update_weights(task, static_batch, timer, unsplit)
     torch.cuda.current_stream(task.device).wait_stream(side)

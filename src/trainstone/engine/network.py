@@ -1,4 +1,4 @@
-"""Build the network, and set what torch keeps once for the whole process."""
+"""Build the network, compile it, and apply torch's process-wide settings."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from trainstone.workloads.registry import WORKLOADS
 
 
 def seed_network(config: Config, device: torch.device, world: World | None = None, *, begins: bool = True) -> nn.Module:
-    """Seed everything, then build the network; where a run begins, give it the weights to begin with, if it has any."""
+    """Seed torch, then build the network; load model.pretrained if the run `begins` (it is not resumed)."""
     torch.manual_seed(config.seed)
     apply_process_settings(config)
     model = build_network(config, device, world)
@@ -34,12 +34,12 @@ def build_network(config: Config, device: torch.device, world: World | None = No
 
 
 def apply_process_settings(config: Config) -> None:
-    """Set what torch keeps once for the whole process. Two tasks in one process need it at each turn."""
+    """Apply torch's process-wide settings. With two tasks in one process, call it at each change of task."""
     engine = config.engine
     if engine.threads != "auto":
         torch.set_num_threads(engine.threads)
     torch.backends.cudnn.benchmark = engine.cudnn_benchmark and not engine.deterministic
-    if engine.deterministic != torch.are_deterministic_algorithms_enabled():  # saying so imports the compiler: seconds
+    if engine.deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler: seconds
         torch.use_deterministic_algorithms(engine.deterministic)
     switch_tf32(config.train.precision)
 

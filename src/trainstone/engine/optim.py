@@ -1,4 +1,4 @@
-"""How weights move: SGD, LARS, what decays, and the loss scale of fp16. Many tensors at a time."""
+"""Optimisers: SGD, LARS, weight decay groups, and the loss scale of fp16; all use torch's multi-tensor kernels."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,18 +17,18 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 class Lars(torch.optim.Optimizer):
-    """SGD whose momentum holds the rate, m = momentum x m + rate x local x (g + d w); w -= m, as MXNet and Keras do.
+    """SGD with the rate inside the momentum, m = momentum x m + rate x local x (g + d w); w -= m (MXNet, Keras).
 
-    In groups with `trust`, local = eta |w| / (|g| + d |w| + epsilon), and 1 where a norm is 0 (LARS, arXiv 1708.03888);
-    in others it is 1. With `correction`, momentum is times rate / previous rate while the rate changes.
+    In groups with `trust`, local = eta |w| / (|g| + d |w| + epsilon), and 1 if a norm is 0 (LARS, arXiv 1708.03888);
+    in other groups it is 1. With `correction`, momentum is multiplied by rate / previous rate while the rate changes.
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig, *, lr: float) -> None:
         options = {"momentum": config.momentum, "correction": config.momentum_correction}
         options |= {"eta": config.lars_eta, "epsilon": config.lars_epsilon}
-        # previous_lr: 0 before the first update. In the group, so that it is saved with the state.
+        # previous_lr: 0 before the first update; stored in the group, so that it is saved with the state.
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "trust": False, **options, "previous_lr": 0.0})
-        start_momentum(self)
+        init_momentum(self)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         assert closure is None  # the loop computes gradients
@@ -45,7 +45,7 @@ class Lars(torch.optim.Optimizer):
         rate, decay = group["lr"], group["weight_decay"]
         change = rate / group["previous_lr"] if group["correction"] and group["previous_lr"] else 1.0
         torch._foreach_mul_(moments, group["momentum"] * change)
-        # Decay is added by itself: no copy of all gradients.
+        # Decay is added separately: no copy of all gradients is needed.
         if group["trust"]:
             norms, slopes = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
             ratio = group["eta"] * norms / (slopes + decay * norms + group["epsilon"])
@@ -60,26 +60,26 @@ class Lars(torch.optim.Optimizer):
         torch._foreach_sub_(weights, moments)
 
 
-def is_torchs(config: OptimizerConfig) -> bool:
+def uses_torch_sgd(config: OptimizerConfig) -> bool:
     return config.name == "sgd" and config.momentum_correction
 
 
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, device: torch.device, *, rate: float
 ) -> torch.optim.Optimizer:
-    """Return the recipe's optimiser at a rate; plain SGD is torch's, in one fused kernel where torch has one."""
+    """Build the recipe's optimiser; plain SGD is torch's, in one fused kernel if torch has one for the device."""
     groups = group_parameters(model, config)
-    if not is_torchs(config):
+    if not uses_torch_sgd(config):
         return Lars(groups, config, lr=rate)
     fused = device.type in FUSED_DEVICES or None
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=fused)
     if config.momentum:
-        start_momentum(optimizer)
+        init_momentum(optimizer)
     return optimizer
 
 
 def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Sort parameters into the fewest groups that are treated alike."""
+    """Group parameters by weight decay and LARS trust."""
     decayed = {name for name, _ in split_parameters(model, config.decay)[0]}
     weights = {name for name, _ in split_parameters(model, "weights")[0]}
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
@@ -94,24 +94,24 @@ def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def split_parameters(model: nn.Module, decay: Decay) -> tuple[Named, Named]:
-    """Return the parameters that decay and those that do not; what normalises is told by its class, not its name."""
-    norms = {id(p) for module in model.modules() if normalises(module) for p in module.parameters(recurse=False)}
+    """Return the parameters that decay and those that do not; norm layers are recognised by class, not by name."""
+    norms = {id(p) for module in model.modules() if is_norm_layer(module) for p in module.parameters(recurse=False)}
     decayed: Named = []
-    spared: Named = []
+    not_decayed: Named = []
     for name, parameter in model.named_parameters():
-        spare = (decay != "all" and id(parameter) in norms) or (decay == "weights" and parameter.ndim <= 1)
-        (spared if spare else decayed).append((name, parameter))
-    return decayed, spared
+        exempt = (decay != "all" and id(parameter) in norms) or (decay == "weights" and parameter.ndim <= 1)
+        (not_decayed if exempt else decayed).append((name, parameter))
+    return decayed, not_decayed
 
 
-def normalises(module: nn.Module) -> bool:
-    """Tell whether a module is a normalisation: its class, or one it descends from, is called so."""
+def is_norm_layer(module: nn.Module) -> bool:
+    """Return whether a module is a norm layer, by the name of its class or of a base class."""
     return any(NORM_CLASS.search(kind.__name__) for kind in type(module).__mro__)
 
 
-def start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    # torch would make them without content in the first step; if a loss scale skips that step, what lay in memory
-    # stays as momentum. From zeros the first update is the same.
+def init_momentum(optimizer: torch.optim.Optimizer) -> None:
+    # torch would create them uninitialised in the first step; if the loss scale skips that step, momentum would keep
+    # garbage. Starting from zeros gives the same first update.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -126,12 +126,12 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def decay_term(parameters: Iterable[Tensor], factor: float) -> Tensor:
-    """Return factor / 2 x sum of squares, a term for the loss; its gradient is factor x w."""
+    """Return the L2 term for the loss, factor / 2 x sum of squares; its gradient is factor x w."""
     return torch.stack(torch._foreach_norm(list(parameters))).square().sum() * (factor / 2)
 
 
 class LossScale:
-    """Backward and optimiser step with no scale (anything but fp16), a fixed one, or one adapted to overflows."""
+    """Backward and optimiser step without a loss scale (all precisions but fp16), with a fixed one or a dynamic one."""
 
     def __init__(self, device: torch.device, precision: str, scale: float | Literal["dynamic"]) -> None:
         self._fixed = float(scale) if precision == "fp16" and scale != "dynamic" else None
@@ -144,7 +144,7 @@ class LossScale:
             self._dynamic.scale(loss).backward()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale the gradients and update the weights; a dynamic scale skips an update that overflowed."""
+        """Unscale the gradients and update the weights; a dynamic scale skips updates that overflow."""
         if self._fixed is not None:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self._fixed)
@@ -153,13 +153,13 @@ class LossScale:
 
     @property
     def value(self) -> float | None:
-        """The factor now; None where there is none. Waits for the device."""
+        """The current factor; None without a scale. Waits for the device."""
         if self._fixed is not None:
             return self._fixed
         return float(self._dynamic.get_scale()) if self._dynamic.is_enabled() else None
 
     def state(self) -> dict[str, Any]:
-        """What an adapted scale has learned, in plain numbers; nothing for others."""
+        """Return the state of a dynamic scale as plain numbers; empty for others."""
         return dict(self._dynamic.state_dict())
 
     def load(self, state: dict[str, Any]) -> None:

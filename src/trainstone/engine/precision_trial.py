@@ -1,7 +1,7 @@
-"""Which precisions does this device really execute, and how fast? A trial in a child process.
+"""Test in a child process which precisions a device can execute, and how fast they are.
 
-CPU flags lie: a virtual machine may show AMX and die of an illegal instruction in it, and bf16 runs 13 times slower
-than fp32 where it is emulated. A child can die without harm. By hand:
+CPU flags are not reliable: a virtual machine may report AMX and crash with an illegal instruction, and emulated bf16 is
+13 times slower than fp32. A crash ends only the child process. By hand:
 
     python -m trainstone.engine.precision_trial cpu fp32,bf16 2
 """
@@ -19,14 +19,14 @@ from trainstone.machine.cpus import restore_affinity
 TRIAL_TIMEOUT_SECONDS = 120.0
 MIN_REPEATS = 4
 MAX_SECONDS_A_PRECISION = 1.0
-# fp32 stays unless something is clearly faster, and bf16 is preferred to an equal fp16 (it needs no loss scale):
-# a choice that hangs on noise would make two runs on one machine unlike.
+# Use fp32 unless another precision is clearly faster, and prefer bf16 to an equal fp16 (bf16 needs no loss scale):
+# if noise decided, two runs on one machine could differ.
 MIN_GAIN = 1.15
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Best seconds of the trial block at one precision, or why there are none."""
+    """Best time of the trial block at one precision, or why it failed."""
 
     precision: str
     seconds: float | None
@@ -47,9 +47,15 @@ def try_precisions(device: str, precisions: Sequence[str], threads: int) -> list
             str(threads),
         ]
         try:
-            # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
-            how = {"capture_output": True, "text": True, "timeout": TRIAL_TIMEOUT_SECONDS, "start_new_session": True}
-            child = subprocess.run(command, check=False, **how)
+            # A new session: a Ctrl-C must not reach the child and look like a precision that crashed.
+            child = subprocess.run(
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=TRIAL_TIMEOUT_SECONDS,
+                start_new_session=True,
+            )
             output, code, errors = child.stdout, child.returncode, child.stderr
         except subprocess.TimeoutExpired as err:
             output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
@@ -57,15 +63,15 @@ def try_precisions(device: str, precisions: Sequence[str], threads: int) -> list
         done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
         trials += done
         if len(done) < len(remaining):
-            failure = (errors.strip().splitlines() or ["failed without a word"])[-1]
+            failure = (errors.strip().splitlines() or ["failed without a message"])[-1]
             if code is not None and code < 0:
                 failure = f"crashed: {signal.strsignal(-code)}"
             trials.append(Trial(remaining[len(done)], None, failure))
     return trials
 
 
-def fastest(trials: Sequence[Trial]) -> str:
-    """Return the precision to take: the fastest, if it beats fp32 clearly; of equals the first named."""
+def choose_fastest(trials: Sequence[Trial]) -> str:
+    """Return the precision to use: the fastest if it is clearly faster than fp32; the first of equals."""
     works = {trial.precision: trial.seconds for trial in trials if trial.seconds is not None}
     choice = "fp32"
     for precision, seconds in works.items():
@@ -76,7 +82,7 @@ def fastest(trials: Sequence[Trial]) -> str:
 
 
 def _time_block(device_name: str, precision: str) -> float:
-    """Forward and backward of a small residual block with a linear layer: the kernels ResNet uses."""
+    """Time forward and backward of a small convolutional block with a linear layer: the kernels that ResNet uses."""
     import torch
     from torch import nn
 
@@ -110,7 +116,7 @@ def _time_block(device_name: str, precision: str) -> float:
 
 
 if __name__ == "__main__":
-    restore_affinity()  # OpenMP may have bound our parent, and so us, to one core
+    restore_affinity()  # OpenMP may have bound the parent process, and so this one, to one core
     import torch
 
     torch.set_num_threads(int(sys.argv[3]))

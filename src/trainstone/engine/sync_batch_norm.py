@@ -1,4 +1,7 @@
-"""Batch norm over the batches of several ranks."""
+"""Synchronised batch norm over several ranks, on any device (torch's SyncBatchNorm needs CUDA).
+
+Statistics and their sums are fp32, whatever the precision of the activations.
+"""
 
 from typing import Any
 
@@ -15,12 +18,15 @@ CHANNELS = (1, -1, 1, 1)  # shape of one number per channel beside images
 
 
 def convert_sync_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
-    """Let every batch norm of the model see the batches of bn_ranks neighbouring ranks. Weights and buffers stay the
-    same tensors under the same names. To be called by all ranks, before the model is wrapped or compiled."""
+    """Replace every batch norm by one that normalises over the batches of bn_ranks neighbouring ranks.
+
+    Weights and buffers stay the same tensors under the same names. All ranks must call this, before the model is
+    wrapped or compiled.
+    """
     if world.rank.world % bn_ranks:
         raise ConfigError(
-            f"parallel.bn_ranks = {bn_ranks} does not divide the number of ranks, {world.rank.world}",
-            hint="every rank must belong to a group of so many",
+            f"invalid parallel.bn_ranks = {bn_ranks}: it must divide the number of ranks, {world.rank.world}",
+            hint="to switch synchronised batch norm off: --set parallel.bn_ranks=1",
         )
     group = open_group(world, bn_ranks)
     for module in list(model.modules()):
@@ -31,7 +37,7 @@ def convert_sync_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn
 
 
 def open_group(world: World, bn_ranks: int) -> Any:
-    """Return the group of this rank. All ranks open all groups, in the same order: torch wants it so."""
+    """Return the process group of this rank. torch requires that all ranks create all groups in the same order."""
     mine = None
     for first in range(0, world.rank.world, bn_ranks):
         members = list(range(first, first + bn_ranks))
@@ -42,16 +48,16 @@ def open_group(world: World, bn_ranks: int) -> Any:
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
-    """A batch norm that learns from the batches of all ranks of its span; in evaluation the ordinary one."""
+    """Batch norm over the batches of all ranks of a group; in evaluation mode the same as nn.BatchNorm2d."""
 
     def __init__(self, norm: nn.BatchNorm2d, group: Any) -> None:
-        """Copy everything from an ordinary one; `group`: the ranks that share their batches."""
+        """Copy parameters and buffers from `norm`; `group`: the ranks that share their statistics."""
         nn.Module.__init__(self)
         self.__dict__.update(norm.__dict__)
         self.group = group
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise by the span's mean and variance and let the running ones follow them."""
+        """Normalise by mean and variance of the group, and update the running statistics."""
         if not self.training:
             return super().forward(images)
         self._check_input_dim(images)
@@ -65,13 +71,13 @@ class SyncBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
 
 
 def share_statistics(images: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and biased variance a channel over the whole span, and how many values a channel it has.
+    """Return mean and biased variance per channel over the group, and the number of values per channel.
 
-    Means and variances are combined, not sums of squares: their difference would lose what a large mean hides.
+    Means and variances are combined, not sums of squares: with a large mean their difference would lose precision.
     """
     if images.device.type in ("cpu", "cuda"):
-        # What nn.BatchNorm2d itself calls: on a CPU 25 times as fast as var_mean. It moves running statistics, too,
-        # and takes its precision from theirs.
+        # The kernel of nn.BatchNorm2d: on a CPU 25 times as fast as var_mean. It also updates running statistics, and
+        # takes its precision from them: give it fp32 dummies.
         zeros = torch.zeros(images.shape[1], device=images.device)
         mean, variance = torch.ops.aten.batch_norm_update_stats(images, zeros, torch.ones_like(zeros), 0.1)
         mean, variance = mean.float(), variance.float()
@@ -91,8 +97,8 @@ def share_statistics(images: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor
 
 
 class Normalise(torch.autograd.Function):  # type: ignore[misc]
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the gradient that knows mean and variance depend on
-    the batches of all ranks of the span."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias; its gradient includes the dependence of mean and variance on
+    the batches of all ranks of the group."""
 
     @staticmethod
     def forward(  # the order of SyncBatchNorm2d.forward
@@ -113,9 +119,9 @@ class Normalise(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Share the sums of g and of g * x_hat, then dx = w / s * (g - mean of g - x_hat * mean of g * x_hat)."""
+        """All-reduce the sums of g and g * x_hat, then dx = w / s * (g - mean of g - x_hat * mean of g * x_hat)."""
         images, weight, mean, variance, count = ctx.saved_tensors
-        # This rank's own sums are the gradients of weight and bias: averaging those over ranks is DDP's work.
+        # This rank's own sums are the gradients of weight and bias: DDP averages those over ranks.
         _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
             gradient, images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
@@ -123,7 +129,7 @@ class Normalise(torch.autograd.Function):  # type: ignore[misc]
         dist.all_reduce(sums, group=ctx.group)
         of_products, of_gradients = sums / count
         inverse = (variance + ctx.eps).rsqrt()
-        # dx = scale * g + slope * x + offset, a number each a channel
+        # dx = scale * g + slope * x + offset, with one number each per channel
         scale = weight * inverse
         slope = -scale * of_products * inverse
         offset = -scale * of_gradients - slope * mean

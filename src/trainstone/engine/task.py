@@ -1,7 +1,4 @@
-"""What the loop trains: model, loss, optimiser, batches, built from a fitted configuration (no "auto" left in it).
-
-Also the average of its weights (EMA), and what torch keeps once for the whole process.
-"""
+"""The training task: model, loss, optimiser, learning rate and batches, built from a fitted configuration."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -33,9 +30,9 @@ from trainstone.workloads.workload import Batch, Loss
 class Task:
     device: torch.device
     model: nn.Module
-    """What is called: the network, compiled or shared among ranks where asked for."""
+    """The module that is called: the network, compiled or wrapped in DistributedDataParallel if configured."""
     plain: nn.Module
-    """The network itself: its weights have their own names."""
+    """The network itself, with the original parameter names."""
     loss: Loss
     optimizer: torch.optim.Optimizer
     rate: Rate
@@ -43,23 +40,23 @@ class Task:
     autocast: Callable[[], AbstractContextManager[None]]
     batches: Iterator[Batch]
     loader: Loader | None
-    """Where batches are real."""
+    """None: synthetic batches."""
     images_per_step: int
-    """Of this rank."""
+    """Images per step of this rank."""
     split_phases: bool = False
     mark: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    """Names a phase of a step for whoever records it."""
+    """Marks a phase of a step for a profiler."""
     cuda_graphs: bool = False
     accumulate: int = 1
-    """Batches a step."""
+    """Batches per step."""
     average: WeightAverage | None = None
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step begins in; synthetic batches have none."""
+        """Return the epoch that a step begins in; 0 for synthetic batches."""
         return self.loader.order.epoch_of(step * self.accumulate) if self.loader else 0
 
     def without_gradient_sync(self) -> AbstractContextManager[None]:
-        """While in force, gradients are added up on this rank alone."""
+        """Return a context in which backward does not all-reduce gradients."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def close(self) -> None:
@@ -76,10 +73,10 @@ def build_task(
     first_step: int = 0,
     network: nn.Module | None = None,
 ) -> Task:
-    """Seed everything and build the parts; the same seed gives the same losses. `opened`: real images to train on.
+    """Seed torch and build all parts; the same seed gives the same losses.
 
-    `world`: the ranks that train together; they start from the same weights. `first_step`: where batches begin.
-    `network`: from seed_network, where it was to be built before.
+    `opened`: images to train on; None: synthetic batches. `world`: the ranks that train together, from the same
+    weights. `first_step`: the step of the first batch. `network`: a network that seed_network has already built.
     """
     engine, train, rank = config.engine, config.train, world.rank if world else SINGLE_RANK
     workload = WORKLOADS[config.workload]
@@ -125,12 +122,14 @@ def plan_rate(config: Config, images: int, rank: Rank) -> Rate:
 
 
 class DecayedLoss:
+    """A loss plus the L2 term of weight decay (optimizer.decay_in = "loss")."""
+
     def __init__(self, loss: Loss, model: nn.Module, config: OptimizerConfig) -> None:
         self._loss = loss
         self._decayed = [parameter for _, parameter in split_parameters(model, config.decay)[0]]
         self._factor = config.weight_decay
         self.term: Tensor | None = None
-        """The decay of the last call, on the device."""
+        """The L2 term of the last call, on the device."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         term = decay_term(self._decayed, self._factor)

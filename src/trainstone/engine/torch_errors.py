@@ -1,4 +1,4 @@
-"""What torch's errors mean: out of memory, a lost rank, a model that cannot be compiled."""
+"""Translate torch's errors into messages for users: out of memory, a lost rank, a failed torch.compile."""
 
 import re
 
@@ -6,7 +6,7 @@ from trainstone.engine.distributed.store import first_line
 from trainstone.errors import MachineError, OutOfMemoryError, PeerLostError, TrainstoneError
 from trainstone.measure.devices import is_out_of_memory
 
-# What gloo and NCCL say when another rank is gone or does not answer.
+# Error texts of gloo and NCCL when another rank has ended or does not answer.
 PEER_SIGNS = re.compile(
     "closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out waiting|"
     "caused pair closure|collective operation timeout|communicator was aborted|ncclremoteerror|remote process exited|"
@@ -16,12 +16,12 @@ PEER_SIGNS = re.compile(
 
 
 def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
-    """Recognise what torch says when memory is out, a rank is gone or a model cannot be compiled; None: not known."""
+    """Return an error with a message for users; None if the torch error is not recognised."""
     text = str(err)
     if is_out_of_memory(err):
         first = text.splitlines()[0]
         return OutOfMemoryError(
-            f"out of memory: {first}", hint="take a smaller train.batch_size (eval.batch_size to evaluate), or auto"
+            f"out of memory: {first}", hint="use a smaller train.batch_size (eval.batch_size for eval), or auto"
         )
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
         message = next(
@@ -31,6 +31,6 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
     if PEER_SIGNS.search(text):
         return PeerLostError(
             f"another rank died or does not answer: {first_line(err)}",
-            hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
+            hint="see its own output; `trainstone train --resume RUN` resumes from the last checkpoint",
         )
     return None

@@ -1,4 +1,4 @@
-"""The data set of a configuration: found or generated, opened, its classes and the order of its images."""
+"""The data set of a configuration: find or generate it, open it, resolve its classes and the order of its images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,23 +7,23 @@ from trainstone.config.schema import Config, change_section
 from trainstone.data.pipeline.order import TrainOrder
 from trainstone.data.pipeline.transform import Transform
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.data.synthetic.generated import find_stored, provide_stored
+from trainstone.data.synthetic.generated import plan_recipe_data, write_recipe_data
 from trainstone.errors import ConfigError
 from trainstone.machine.cpus import read_affinity
 from trainstone.machine.ranks import Rank
 from trainstone.results.progress import Progress
 from trainstone.workloads.registry import WORKLOADS
 
-# Synthetic batches have no epochs; a schedule that counts in epochs takes them for ImageNet's.
+# Synthetic batches have no epochs; schedules in epochs assume the size of ImageNet.
 IMAGENET_IMAGES = 1_281_167
 IMAGENET_CLASSES = 1000
 
 
 def open_data(config: Config, split: str = "train") -> OpenSplit | None:
-    """Open images where they are real; those of another kind than the workload's are refused."""
+    """Open a split; None if data is synthetic. Raise if the data set does not suit the workload."""
     if config.data.source == "synthetic":
         return None
-    # Wishes that exclude each other are told before anything is opened.
+    # Raises on conflicting settings before anything is opened.
     Transform(config, train=split == "train")
     opened = open_split(find_data(config), split, skip_empty=config.data.skip_empty and split == "train")
     WORKLOADS[config.workload].check_classes(config, opened.dataset)
@@ -31,25 +31,26 @@ def open_data(config: Config, split: str = "train") -> OpenSplit | None:
 
 
 def provide_data(config: Config) -> Iterator[Progress]:
+    """Generate the data set if the recipe generates one and it is missing."""
     if config.data.source == "generated":
-        for made in provide_stored(config, len(read_affinity()) or 1):
-            phase = "drawing images" if made.total else made.phase  # without a total it waits for another process
+        for made in write_recipe_data(config, len(read_affinity()) or 1):
+            phase = "generating images" if made.total else made.phase  # without a total it waits for another process
             yield Progress(phase, images=made.done, total_images=made.total)
 
 
-def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
-    """Resolve model.num_classes = auto: as many as the data set has, ImageNet's where images are synthetic."""
+def resolve_num_classes(config: Config, opened: OpenSplit | None) -> Config:
+    """Resolve model.num_classes = auto: the classes of the data set, or ImageNet's if data is synthetic."""
     if config.model.num_classes != "auto":
         return config
     number = len(opened.dataset.classes) if opened else IMAGENET_CLASSES
     if number < WORKLOADS[config.workload].min_classes:
-        raise ConfigError(f"{find_data(config)} does not say how many classes it has", hint="--set model.num_classes=N")
+        raise ConfigError(f"{find_data(config)}: number of classes is unknown", hint="--set model.num_classes=N")
     return change_section(config, "model", num_classes=number)
 
 
 def find_data(config: Config) -> Path:
     if config.data.source == "generated":
-        return find_stored(config).target
+        return plan_recipe_data(config).target
     if config.data.root is None:
         raise ConfigError(f"recipe {config.name} needs images", hint="give --data DIR")
     return Path(config.data.root)

@@ -1,8 +1,8 @@
-"""Runs one after the other as child processes: bench --runs, train --runs, sweep.
+"""Run several runs one after the other as child processes: `bench --runs`, `train --runs` and `sweep`.
 
-A process for each, because a CPU out of memory is a SIGKILL and two runs must not share a warm process. A child's run
-folder is chosen here, so that its progress, exit code and failure record are found there as those of a launched rank.
-Of --runs the first child resolves every auto, the others repeat its configuration; train --runs can be resumed.
+Each run has its own process: running out of host memory means SIGKILL, and two runs must not share warm caches. The
+parent chooses the child's run folder and reads progress, exit code and failure record there, as for a launched rank.
+With --runs the first child resolves every auto and the others repeat its configuration; train --runs can be resumed.
 """
 
 import logging
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.config.load import load_config
-from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, build_child_error
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.machine.launch_protocol import FOLDER, RUN, forget_attempt, read_code, read_failures
+from trainstone.machine.launch_protocol import FOLDER, RUN, read_exit_code, read_failures, remove_attempt_files
 from trainstone.machine.signals import StopSignals
-from trainstone.machine.supervisor import describe_exit, hint_at_memory, supervise
-from trainstone.results.combine import BegunRun, assess_repeated, combine_runs, combine_trainings
+from trainstone.machine.supervisor import describe_exit, format_memory_hint, supervise
+from trainstone.results.combine import StartedRun, assess_repeated, combine_runs, combine_trainings
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import find_runs, is_locked, name_run, read_if_there, read_result
 from trainstone.results.schema.quality import Repeated
@@ -29,19 +29,19 @@ log = logging.getLogger(__name__)
 
 TRAINSTONE = (sys.executable, "-P", "-m", "trainstone")
 OUTPUT = "output.log"
-# For a child to end that was told to when its parent was killed: it writes a checkpoint first.
+# Time limit for children of a killed parent to end; they write a checkpoint first.
 LEFTOVER_SECONDS = 60.0
 
 
 class ChildRun(NamedTuple):
     label: str
     command: list[str]
-    folder: Path  # its run folder; it is there where the run is resumed
+    folder: Path  # run folder of the child; it exists if the child run is resumed
 
 
 class ChildEnd(NamedTuple):
     code: int  # exit code, or minus the signal that ended the process
-    error: TrainstoneError | None = None  # why it failed, of its class and with its hint; None: it did not
+    error: TrainstoneError | None = None  # None: it did not fail
 
     def check(self, label: str) -> None:
         if self.error:
@@ -56,9 +56,9 @@ def child_command(verb: str, config_file: Path, out: Path, *, strict: bool, seed
 def run_children(
     life: Lifecycle, children: Iterable[ChildRun], conclude: Callable[[ChildRun, ChildEnd], None]
 ) -> Generator[Progress | str, None, None]:
-    """Run children one after the other; `conclude` takes each end. `children` may depend on how earlier ones ended.
+    """Run children one after the other; `conclude` receives how each ended, before the next is taken from `children`.
 
-    First wait until those of a killed parent, which end with it, have written what they had: they would disturb.
+    First wait until children of a killed parent have ended: they would disturb the measurements.
     """
     end = time.monotonic() + LEFTOVER_SECONDS
     while busy := [path for path in find_runs(life.run.path / "points") if is_locked(path)]:
@@ -66,7 +66,7 @@ def run_children(
         if time.monotonic() > end:
             pid = read_result(busy[0]).process.pid
             raise LaunchError(f"{busy[0]} is still in use by process {pid} of an earlier start", hint=f"kill {pid}")
-        yield Progress(f"waiting for the end of {busy[0].name}")
+        yield Progress(f"waiting for {busy[0].name} to end")
         time.sleep(0.1)
     for child in children:
         life.check_stop()
@@ -80,25 +80,25 @@ def run_children(
 def run_child(child: ChildRun, signals: StopSignals) -> Generator[str, None, ChildEnd]:
     log.info("starting %s", shlex.join(child.command))
     folder = child.folder.absolute()
-    forget_attempt(folder)
+    remove_attempt_files(folder)
     ended = yield from supervise(
         child.command, {RUN: str(folder)}, folder / FOLDER / OUTPUT, signals, label=child.label
     )
-    code = ended.code or read_code(folder) or 0
+    code = ended.code or read_exit_code(folder) or 0
     log.info("%s ended with %d", child.label, code)
     return ChildEnd(code, explain_end(folder, code, ended.output) if ended.code else None)
 
 
 def explain_end(folder: Path, code: int, output: str) -> TrainstoneError:
-    """Return the error that a child ended with: the one it left in its run folder, else what its exit code says."""
-    for left in read_failures(folder)[:1]:
-        return error_of_child(left.exit_code, left.message, left.hint)
-    said = f": {output.strip()[-500:]}" if code >= 0 else ""
-    return error_of_child(code, describe_exit(code) + said, hint_at_memory(code))
+    """Return the error of a failed child: the one recorded in its run folder, else one made from its exit code."""
+    for failure in read_failures(folder)[:1]:
+        return build_child_error(failure.exit_code, failure.message, failure.hint)
+    last_output = f": {output.strip()[-500:]}" if code >= 0 else ""
+    return build_child_error(code, describe_exit(code) + last_output, format_memory_hint(code))
 
 
 def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[Progress | str, None, Status]:
-    """Measure the same configuration num_runs times with seeds counted up; write the combined result.
+    """Measure the same configuration num_runs times with consecutive seeds; write the combined result.
 
     The first child resolves every auto, the others repeat its resolved configuration.
     """
@@ -129,72 +129,75 @@ def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[P
 
 
 def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress | str, None, Status]:
+    """Train with each seed of `repeated` in a child process; write the combined result after each."""
     run = life.run
-    run.begin()
+    run.commit()
     run.update(repeated=run.result.repeated or repeated)
-    gather(life)
+    update_combined(life)
 
     def list_children() -> Iterator[ChildRun]:
-        for seed in list_due(run.path, repeated):
+        for seed in list_due_seeds(run.path, repeated):
             label = f"run {repeated.seeds.index(seed) + 1} of {repeated.num_runs}"
             yield plan_child(run.path, repeated, seed, life.config.name, label)
 
     def conclude(child: ChildRun, ended: ChildEnd) -> None:
         ended.check(child.label)
         result = read_if_there(child.folder)
-        if result is None or not BegunRun("", result).is_over:
-            raise LaunchError(f"{child.label} ended well, but left no result that says so", hint=f"see {child.folder}")
-        gather(life)
+        if result is None or not StartedRun("", result).is_finished:
+            raise LaunchError(
+                f"{child.label} ended without an error, but has no final result", hint=f"ls {child.folder}"
+            )
+        update_combined(life)
 
     try:
         yield from run_children(life, list_children(), conclude)
-    finally:  # a run that was stopped or failed is a row, too
-        gather(life)
+    finally:  # a run that was stopped or failed is a row of the result, too
+        update_combined(life)
     target = run.result.quality.target if run.result.quality else None
     status = assess_repeated(run.result.repeated or repeated, target)
     run.update(status=status)
     return status
 
 
-def read_children(folder: Path) -> dict[int, BegunRun]:
-    """Return the runs begun, by seed; of several with one seed that which is over, else the newest."""
-    found: dict[int, BegunRun] = {}
+def read_children(folder: Path) -> dict[int, StartedRun]:
+    """Return the child runs by seed; of several with the same seed the finished one, else the newest."""
+    found: dict[int, StartedRun] = {}
     for path in find_runs(folder / "points"):
         result = read_if_there(path)
         seed = result.config.get("seed") if result is not None else None
         if result is None or result.kind != "train" or not isinstance(seed, int):
             continue
-        child = BegunRun(f"points/{path.name}", result)
-        if seed not in found or not found[seed].is_over:
+        child = StartedRun(f"points/{path.name}", result)
+        if seed not in found or not found[seed].is_finished:
             found[seed] = child
     return found
 
 
-def list_due(folder: Path, repeated: Repeated) -> list[int]:
+def list_due_seeds(folder: Path, repeated: Repeated) -> list[int]:
     children = read_children(folder)
-    return [seed for seed in repeated.seeds if seed not in children or not children[seed].is_over]
+    return [seed for seed in repeated.seeds if seed not in children or not children[seed].is_finished]
 
 
 def plan_child(folder: Path, repeated: Repeated, seed: int, recipe: str, label: str = "") -> ChildRun:
-    begun, points = read_children(folder).get(seed), folder / "points"
-    if begun is None:
+    started, points = read_children(folder).get(seed), folder / "points"
+    if started is None:
         command = child_command("train", folder / "config.toml", points, strict=repeated.strict, seed=seed)
         return ChildRun(label, command, points / name_run(recipe))
-    command = [*TRAINSTONE, "train", "--resume", str(folder / begun.folder)]
-    return ChildRun(label, [*command, "--strict"] if repeated.strict else command, folder / begun.folder)
+    command = [*TRAINSTONE, "train", "--resume", str(folder / started.folder)]
+    return ChildRun(label, [*command, "--strict"] if repeated.strict else command, folder / started.folder)
 
 
-def gather(life: Lifecycle) -> None:
-    """Write what the runs so far make together; of the first that is over, its configuration and machine."""
+def update_combined(life: Lifecycle) -> None:
+    """Write the combined result of the runs so far, with configuration and machine of the first finished one."""
     run = life.run
     repeated, children = run.result.repeated, read_children(run.path)
     assert repeated is not None
-    begun = [(seed, children[seed]) for seed in repeated.seeds if seed in children]
-    over = [child for _, child in begun if child.is_over]
-    if over and not run.result.machine:
-        settled = load_config(str(run.path / over[0].folder / "config.toml"), flags={"seed": repeated.first_seed})
-        run.write_config(settled)
-        run.write_machine(over[0].result.machine, over[0].result.software)
-    points = [Point(label=f"seed {seed}", run=child.folder) for seed, child in begun]
-    run.update(points=points, **combine_trainings(run.result, [child for _, child in begun]))
-    life.completed = f"{len(over)} of {repeated.num_runs} runs"
+    started = [(seed, children[seed]) for seed in repeated.seeds if seed in children]
+    finished = [child for _, child in started if child.is_finished]
+    if finished and not run.result.machine:
+        resolved = load_config(str(run.path / finished[0].folder / "config.toml"), flags={"seed": repeated.first_seed})
+        run.write_config(resolved)
+        run.write_machine(finished[0].result.machine, finished[0].result.software)
+    points = [Point(label=f"seed {seed}", run=child.folder) for seed, child in started]
+    run.update(points=points, **combine_trainings(run.result, [child for _, child in started]))
+    life.completed = f"{len(finished)} of {repeated.num_runs} runs"

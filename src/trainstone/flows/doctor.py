@@ -1,4 +1,4 @@
-"""What this machine can do, what is missing, and how trainstone gets along without it. Behind `trainstone doctor`."""
+"""`trainstone doctor`: check what this machine can do and what is missing."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainstone.engine.precision_trial import fastest, try_precisions
+from trainstone.engine.precision_trial import choose_fastest, try_precisions
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.noise import grade_noise, read_pressure
@@ -28,7 +28,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report. limited: trainstone works without; missing: something asked for will not."""
+    """One line of the report. limited: trainstone works without it; missing: a requested feature will not work."""
 
     name: str
     status: Literal["ok", "limited", "missing"]
@@ -37,7 +37,7 @@ class Check:
 
 
 def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
-    """Go through the machine; takes some seconds (precision trial, a look at the idle noise)."""
+    """Yield one check after the other; takes some seconds (precision trial, noise while idle)."""
     yield Check("software", "ok", f"Python {platform.python_version()}, torch {torch.__version__}")
     for name in devices.list_devices():
         yield Check("device", "ok", f"{name}: {devices.name_device(torch.device(name))}")
@@ -46,11 +46,11 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
         # ROCm builds of torch call AMD devices cuda.
         kind = {"amd": "cuda" if torch.version.hip else "amd", "intel": "xpu"}.get(device["kind"], device["kind"])
         if kind not in usable:
-            message = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
+            message = f"{device.get('name', 'a device')} is present, but torch {torch.__version__} cannot use it"
             yield Check("device", "missing", message, "install a torch build for it: make bench TORCH=...")
     cores = available_cores()
     message = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
-    quota = "" if cores.quota_cores is None else f"; a CPU quota allows {cores.quota_cores:g}"
+    quota = "" if cores.quota_cores is None else f"; CPU quota: {cores.quota_cores:g} cores"
     hint = "raise the container's CPU quota" if quota else None
     yield Check("cores", "limited" if quota else "ok", f"{message}, for this process{quota}", hint)
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
@@ -58,7 +58,7 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
         disk = format_bytes(shutil.disk_usage(place).free)
         yield Check("memory", "ok", f"{format_bytes(memory_available_bytes())} free; {disk} on disk for results")
     else:
-        yield Check("results", "missing", f"cannot write run folders under {out}", "choose another with --out DIR")
+        yield Check("results", "missing", f"cannot write run folders under {out}", "choose another folder: --out DIR")
     yield check_precision()
     yield from check_software()
     yield from check_measuring()
@@ -68,17 +68,17 @@ def check_precision() -> Check:
     device = devices.choose_device("auto")
     candidates = devices.candidate_precisions(device)
     if candidates == ["fp32"]:
-        return Check("precision", "ok", "fp32; no 16-bit arithmetic in this CPU")
+        return Check("precision", "ok", "fp32; this CPU has no 16-bit arithmetic")
     trials = try_precisions(str(device), candidates, available_cores().threads)
     base = next((trial.seconds for trial in trials if trial.precision == "fp32"), None)
-    message = [
+    speeds = [
         f"{trial.precision} fails ({trial.failure})" if trial.seconds is None
         else f"{trial.precision} {base / trial.seconds:.2f} x" if base else trial.precision
         for trial in trials
     ]  # fmt: skip
     broken = any(trial.seconds is None for trial in trials)
-    hint = "the CPU shows a feature that it cannot execute here; auto avoids it" if broken else None
-    chosen = f"auto takes {fastest(trials)}; speed: {', '.join(message)}"
+    hint = "the CPU reports a feature that it cannot execute here; train.precision=auto avoids it" if broken else None
+    chosen = f"auto uses {choose_fastest(trials)}; speed: {', '.join(speeds)}"
     return Check("precision", "limited" if broken else "ok", chosen, hint)
 
 
@@ -87,14 +87,14 @@ def check_software() -> Iterator[Check]:
     if libc == "glibc":
         yield Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
     else:
-        message = f"{describe_allocator()}: freed memory goes back to the kernel"
-        yield Check("allocator", "limited", message, "10 to 20 % slower on a CPU")
+        message = f"{describe_allocator()}: freed memory returns to the kernel, 10 to 20 % slower on a CPU"
+        yield Check("allocator", "limited", message)
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     if compiler:
         yield Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
     else:
         message = "no C++ compiler: engine.compile does not work on the CPU"
-        yield Check("compiler", "limited", message, "install g++ if you want it")
+        yield Check("compiler", "limited", message, "to use it, install g++")
     for extra, (package, purpose) in EXTRAS.items():
         try:
             yield Check("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
@@ -104,9 +104,9 @@ def check_software() -> Iterator[Check]:
 
 
 def check_measuring() -> Iterator[Check]:
-    """What can be read of the device while it works, and how quiet the machine is while we do nothing."""
+    """Check which telemetry the device offers, and how noisy the machine is while idle."""
     reader = devices.choose_reader(devices.choose_device("auto"))
-    unmetered = "no energy counter can be read: none will be reported"
+    unmetered = "no readable energy counter: energy is not reported"
     yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
     for message in reader.unsupported:
         yield Check("telemetry", "limited", message)
@@ -115,5 +115,5 @@ def check_measuring() -> Iterator[Check]:
     time.sleep(IDLE_SECONDS)
     noise = grade_noise(before, read_pressure())
     message = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
-    hint = "stop other work before you measure" if noise.grade == "C" else None
+    hint = "stop other programs before you measure" if noise.grade == "C" else None
     yield Check("noise", "ok" if noise.grade == "A" else "limited", message, hint)

@@ -1,6 +1,6 @@
-"""What surrounds the work of every run: stop signals, log file, failure record, rendezvous, machine facts.
+"""Set-up and tear-down of every run: stop signals, log file, failure record, rendezvous, machine facts.
 
-Importing it does not import torch: the parent of child runs (sweep, --runs) and the launchers use it as well.
+Does not import torch: the parent process of child runs (sweep, --runs) and the launchers use it as well.
 """
 
 import logging
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from trainstone.config.schema import Config
 from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
-from trainstone.log import log_into
+from trainstone.log import log_to_file
 from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.launch_protocol import RESUMABLE_VERBS, name_host
+from trainstone.machine.launch_protocol import RESUMABLE_VERBS, get_host_name
 from trainstone.machine.ranks import read_rank, read_rendezvous
 from trainstone.machine.signals import OTHER_RANK, StopSignals
 from trainstone.results.findings import finding
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """A run in progress, on one rank of however many there are."""
+    """A run in progress, on one rank."""
 
     run: RunFolder
-    """Written by rank 0; the other ranks know it from join() on."""
+    """Written by rank 0; set by join() on the other ranks."""
     world: "World"
-    """Known from join() on."""
+    """Set by join()."""
 
     def __init__(self, config: Config, run: RunFolder | None, signals: StopSignals, stack: ExitStack) -> None:
         self.config = config
@@ -44,17 +44,17 @@ class Lifecycle:
         self.rank = read_rank()
         self.started = time.perf_counter()
         self.completed: str | None = None
-        """What is done so far, in words, for a run that is stopped."""
+        """Progress in words, for the message of a stopped run."""
         if run:
             self.run = run
-        self._logs = stack.enter_context(ExitStack())  # outermost: the traceback of a failure must land in the log
+        self._logs = stack.enter_context(ExitStack())  # outermost: the log file gets the traceback of a failure
         if run:
-            self._logs.enter_context(log_into(run.path / "log.txt"))
+            self._logs.enter_context(log_to_file(run.path / "log.txt"))
         stack.enter_context(record_failure(run, self))
         self._stack = stack
 
     def join(self) -> Iterator[Progress]:
-        """Connect with the other ranks, if any, share the run folder, write the machine's facts."""
+        """Connect with the other ranks, if any; share the run folder; write the machine facts."""
         from trainstone.engine.distributed.rendezvous import connect_ranks, share_run
         from trainstone.engine.distributed.store import format_address
 
@@ -67,17 +67,17 @@ class Lifecycle:
         yield Progress(describe_preflight(preflight) if preflight else "reading machine facts")
         self.run = share_run(run, self.world)
         if run is None:
-            self._logs.enter_context(log_into(self.run.path / f"log-rank{self.rank.number:04d}.txt"))
+            self._logs.enter_context(log_to_file(self.run.path / f"log-rank{self.rank.number:04d}.txt"))
         self.run.write_machine(read_facts(), read_software())
 
     def find_stop(self) -> str | None:
-        """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
+        """Return the stop signal that any rank received. All ranks must call this at the same point."""
         if self.rank.world == 1:
             return self.signals.received
         from trainstone.engine.distributed.stop_agreement import StopAgreement
 
         agreement = StopAgreement(self.world, self.signals)
-        agreement.look()
+        agreement.update()
         agreement.finish()
         return (self.signals.received or OTHER_RANK) if agreement.agreed.stop else None
 
@@ -94,7 +94,7 @@ class Lifecycle:
 
 @contextmanager
 def lifecycle(config: Config, run: RunFolder | None, signals: StopSignals) -> Iterator[Lifecycle]:
-    """Surround the work of a run; None: this rank does not write the result, or there is no run folder at all."""
+    """Set up a run and tear it down; `run` is None on ranks that do not write the result, or without a run folder."""
     with ExitStack() as stack:
         yield Lifecycle(config, run, signals, stack)
 
@@ -103,7 +103,7 @@ def lifecycle(config: Config, run: RunFolder | None, signals: StopSignals) -> It
 def record_failure(run: RunFolder | None, life: Lifecycle) -> Iterator[None]:
     """Write a failure into the result and its traceback into the log, and raise it as an error with a hint.
 
-    A resumed run that has done nothing yet is left as it was.
+    The result of a resumed run that has not trained a step yet is left unchanged.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def record_failure(run: RunFolder | None, life: Lifecycle) -> Iterator[None]:
         if run and run.result.status == "running":
             kind, hint, text = run.result.kind, None, "stopped before the measurement was complete"
             if kind in RESUMABLE_VERBS:
-                hint = f"go on with: trainstone {kind} --resume {shlex.quote(str(run.path))}"
+                hint = f"resume with: trainstone {kind} --resume {shlex.quote(str(run.path))}"
             if life.completed:
                 text = f"stopped by {str(err) or 'Ctrl-C'} after {life.completed}"
             with suppress(OSError):
@@ -123,21 +123,21 @@ def record_failure(run: RunFolder | None, life: Lifecycle) -> Iterator[None]:
         known = explain_failure(err, run)
         if run:
             failed = known or err
-            # A RuntimeError of torch needs no name.
+            # torch's RuntimeErrors are readable without the class name.
             named = isinstance(failed, TrainstoneError | RuntimeError)
             message = str(failed) if named else f"{type(failed).__name__}: {failed}"
             code = "out-of-memory" if isinstance(failed, OutOfMemoryError | MemoryError) else "run-failed"
-            found = finding(code, message, hint=getattr(failed, "hint", None))
-            with suppress(OSError):  # a full disk must not hide what happened
-                if not run.undo():
-                    run.update(status="failed", findings=[*run.result.findings, found])
+            failure = finding(code, message, hint=getattr(failed, "hint", None))
+            with suppress(OSError):  # a full disk must not hide the error
+                if not run.rollback():
+                    run.update(status="failed", findings=[*run.result.findings, failure])
         if known is None or known is err:
             raise
         raise known from err
 
 
 def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneError | None:
-    """Return an error that says what to do, where the cause is known; None: it is a bug, or not an error."""
+    """Return an error with a message for users if the cause is known; None: a bug, or not an error."""
     if isinstance(err, TrainstoneError):
         return err
     rank = read_rank()
@@ -148,7 +148,7 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
         if run:
             return ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?")
         hint = "all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share"
-        return ResultError(f"rank {rank.number} on {name_host()}: {place}", hint=hint)
+        return ResultError(f"rank {rank.number} on {get_host_name()}: {place}", hint=hint)
     if isinstance(err, RuntimeError):
         from trainstone.engine.torch_errors import explain_torch_error
 

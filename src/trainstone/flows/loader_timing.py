@@ -1,4 +1,4 @@
-"""Time a loader by itself: batches as fast as they come, nobody training."""
+"""Time a data loader without training: take batches as fast as it delivers them."""
 
 import itertools
 import time
@@ -11,12 +11,12 @@ from trainstone.results.schema.data_bench import Stage
 from trainstone.units import format_count
 
 MIN_BATCHES = 6
-"""Of a turn, however long they take."""
+"""Least number of batches per call of time_loader, however long they take."""
 
 
 @dataclass
 class LoaderTiming:
-    """What a loader delivered with a number of threads, nobody training."""
+    """What a loader delivered with a number of threads, summed over the calls of time_loader."""
 
     threads: int
     batch_seconds: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class LoaderTiming:
 def time_loader(
     loader: Loader, turns: LoaderTiming, seconds: float, num_batches: int | None = None, phase: str = ""
 ) -> Iterator[Progress]:
-    """Take batches as fast as they come, for a time or a number. Those made before anything waited do not count."""
+    """Take batches as fast as they come, for a time or a number; batches that were ready at the start do not count."""
     for _ in range(loader.num_slots):
         next(loader)
     begin = last = time.perf_counter()
@@ -43,8 +43,8 @@ def time_loader(
         turns.batch_seconds.append(now - last)
         rate, last = images / (now - last), now
         yield Progress(phase, taken, rate)
-        over = taken >= MIN_BATCHES and last - begin >= seconds
-        if over if num_batches is None else taken >= num_batches:
+        enough = taken >= MIN_BATCHES and last - begin >= seconds
+        if enough if num_batches is None else taken >= num_batches:
             break
     turns.wall_seconds += last - begin
     turns.cpu_seconds += time.process_time() - cpu

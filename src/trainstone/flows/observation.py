@@ -1,4 +1,4 @@
-"""What is recorded while the measured part of a run goes on: steps, telemetry, memory, pressure on the machine."""
+"""Record steps, telemetry, memory use and other load on the machine during the measured part of a run."""
 
 import os
 import time
@@ -22,24 +22,24 @@ from trainstone.results.run_folder import RunFolder
 
 @dataclass
 class Observation:
-    """What was seen beside the steps. Complete when the `with` of observe() has ended."""
+    """Measurements taken beside the steps; complete after the `with observe()` block."""
 
     clock_start: float
-    """When the clock of step and telemetry files began."""
+    """Start of the clock of step and telemetry files."""
     telemetry_file: Path
     reader: Reader
     pressure: tuple[Pressure, Pressure]
-    """On the machine, before and after."""
+    """Load counters of the machine before and after."""
     peak_bytes: tuple[int | None, int] = (None, 0)
-    """Highest use of the device's memory, and of the host's."""
+    """Peak memory use of the device and of the host."""
     peaks: Peaks | None = None
-    """Measured beside it; None: there was no time to."""
+    """Measured peak speed of the device; None: not measured."""
     interrupted: str | None = None
-    """The signal that ended it."""
+    """The signal that stopped the run."""
 
 
 def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0, *, decay_loss: bool = False) -> StepRecorder:
-    """Open this rank's step file; of a resumed run, after its steps so far."""
+    """Open this rank's step file; a resumed run appends to it."""
     path = life.run.path / f"steps-rank{life.rank.number:04d}.csv"
     split_phases = fitted.config.engine.split_phases
     return StepRecorder(path, split_phases=split_phases, decay_loss=decay_loss, first_step=first_step)
@@ -49,17 +49,17 @@ def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0, *, decay
 def observe(
     life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float | None = None
 ) -> Iterator[Observation]:
-    """Sample the device, the memory and the machine while the body runs. All ranks begin together."""
-    # Processes of this run: on rank 0 those of all ranks on this host, elsewhere this one.
+    """Sample device, memory and machine while the `with` body runs. All ranks must call this."""
+    # Processes of this run: on rank 0 those of all ranks on this host, on other ranks their own.
     here = {"host": os.uname().nodename, "pid": os.getpid()}
     own = {one["pid"] for one in gather(life.world, here) or [here] if one["host"] == here["host"]}
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        own.add(os.getppid())  # torchrun looks after them
+        own.add(os.getppid())  # torchrun's agent
     reset_peaks(fitted.device)
-    barrier(life.world)  # so that the clocks of all ranks' files begin together
+    barrier(life.world)  # the clocks of all ranks' files start together
     start = time.perf_counter() if clock_start is None else clock_start
     before = read_pressure(pids=own)
-    # Ranks that share a CPU have a file each, and so have those that call their own device the first.
+    # Add the rank to the file name where device names repeat: CPU ranks, and ranks that see only cuda:0.
     same_name = fitted.device.type == "cpu" or fitted.device.index == 0
     suffix = f"-rank{life.rank.number:04d}" if same_name and life.rank.number else ""
     with Telemetry(
@@ -77,7 +77,7 @@ def observe(
 
 
 def measure_device(life: Lifecycle, fitted: Fitted, before: Peaks | None = None) -> Generator[Progress, None, Peaks]:
-    """Measure what this rank's device can do at most, while all ranks do; of two measurements the better counts."""
+    """Measure the peak speed of this rank's device, on all ranks at once; of two measurements the better counts."""
     yield Progress(f"measuring this device's peak{' again' if before else ''}")
     barrier(life.world)
     peaks = measure_peaks(fitted.device, fitted.config.train.precision)
@@ -85,6 +85,6 @@ def measure_device(life: Lifecycle, fitted: Fitted, before: Peaks | None = None)
 
 
 def sync_steps(run: RunFolder, recorder: StepRecorder) -> None:
-    """Let rank 0 read this rank's steps from its host."""
+    """Sync this rank's step file to disk, so that rank 0 can read it from another host."""
     if run.result.world.nodes > 1:
         sync_path(recorder.path)

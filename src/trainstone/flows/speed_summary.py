@@ -1,4 +1,4 @@
-"""Parts of a result that bench, train and compare share, from recorded steps and telemetry: speed, limits, devices."""
+"""Result fields that bench, train and compare share, from recorded steps and telemetry: speed, limits, devices."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from trainstone.engine.fit import Fitted
 from trainstone.flows.observation import Observation
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.machine.noise import Noise, grade_noise
 from trainstone.measure.devices import name_device
 from trainstone.measure.flops import roofline_seconds
@@ -22,40 +22,42 @@ from trainstone.results import findings as checks
 from trainstone.results.findings import finding
 from trainstone.results.schema import run as schema
 from trainstone.results.step_summary import StepSummary, find_limit, summarise_steps
-from trainstone.results.telemetry import HINDRANCES, read_samples, summarise
+from trainstone.results.telemetry import THROTTLE_REASONS, read_samples, summarise
 from trainstone.results.training import scale_throughput
-from trainstone.results.verdicts import write_verdict
+from trainstone.results.verdicts import format_verdict
 from trainstone.workloads.registry import WORKLOADS
 
 DEVICE_WORDS = {"cpu": "CPU", "cuda": "GPU"}
 
 
-def describe_speed(
+def summarise_speed(
     fitted: Fitted,
     summary: StepSummary,
     telemetry: dict[str, Any],
-    seen: Observation,
+    observation: Observation,
     devices: list[schema.Device],
     loader_result: schema.LoaderResult | None = None,
     page_faults: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
-    """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
+    """Return the result fields about speed, from the steps of rank 0 and the devices of all ranks, with findings."""
     engine = fitted.config.engine
     shares = telemetry["throttle_percent"] if telemetry["throttled"] else {}
-    hindered = {name: share for name, share in shares.items() if name in HINDRANCES}
+    hindered = {name: share for name, share in shares.items() if name in THROTTLE_REASONS}
     throttled = ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in hindered.items())
     throughput = scale_throughput(summary.throughput, len(devices))
     utilisation = (
-        assess_utilisation(fitted, summary, seen.peaks, telemetry, throttled, loader_result) if seen.peaks else None
+        assess_utilisation(fitted, summary, observation.peaks, telemetry, throttled, loader_result)
+        if observation.peaks
+        else None
     )
     noise = grade_noise(
-        *seen.pressure,
+        *observation.pressure,
         step_variation_percent=summary.variation_percent,
         drifting=summary.drifting,
         throttled=bool(throttled),
     )
-    memory = describe_memory(seen, page_faults)
-    cores, unsupported = available_cores().threads, seen.reader.unsupported
+    memory = build_memory(observation, page_faults)
+    cores, unsupported = available_cores().threads, observation.reader.unsupported
     return {
         "throughput": throughput,
         "step_seconds": summary.step_seconds,
@@ -74,28 +76,28 @@ def describe_speed(
     }
 
 
-def summarise_own(
-    fitted: Fitted, recorder: StepRecorder, seen: Observation, left_out: range = range(0)
+def summarise_rank(
+    fitted: Fitted, recorder: StepRecorder, observation: Observation, excluded_steps: range = range(0)
 ) -> tuple[StepSummary, dict[str, Any]]:
-    """Sum up this rank's steps that count, and its telemetry while they ran."""
-    columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
+    """Summarise this rank's steps without `excluded_steps`, and its telemetry while they ran."""
+    columns = {name: np.delete(column, excluded_steps) for name, column in recorder.columns().items()}
     summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
     starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
     window = float(starts[0]), float(starts[-1] + seconds[-1])
-    return summary, summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
+    return summary, summarise(read_samples(observation.telemetry_file), *window, meter=observation.reader.meter)
 
 
-def describe_memory(seen: Observation, page_faults: NDArray[np.float64] | None = None) -> schema.Memory:
+def build_memory(observation: Observation, page_faults: NDArray[np.float64] | None = None) -> schema.Memory:
     return schema.Memory(
-        peak_device_bytes=seen.peak_bytes[0],
-        peak_host_bytes=seen.peak_bytes[1],
+        peak_device_bytes=observation.peak_bytes[0],
+        peak_host_bytes=observation.peak_bytes[1],
         allocator=describe_allocator(),
         page_faults_per_step=None if page_faults is None else float(page_faults.mean()),
     )
 
 
 def gather_devices(world: World, own: schema.Device) -> list[schema.Device]:
-    """Return the devices of all ranks on rank 0; none on others."""
+    """Return the devices of all ranks on rank 0; an empty list on other ranks."""
     devices = gather(world, {**own.model_dump(mode="json"), "rank": world.rank.number})
     return [schema.Device.model_validate(one) for one in devices or ()]
 
@@ -110,14 +112,14 @@ def write_speed_verdict(
     title: str = "",
     ranks: int = 1,
 ) -> str:
-    """The sentence of a run of this configuration; `summary` is that of the first rank."""
-    return write_verdict(
+    """Return the one-sentence verdict of a run; `summary` is that of rank 0."""
+    return format_verdict(
         title or WORKLOADS[fitted.config.workload].title(fitted.config),
         scale_throughput(summary.throughput, ranks),
         utilisation,
         noise,
         peak=f"{DEVICE_WORDS.get(fitted.device.type, 'device')}'s measured {fitted.config.train.precision} peak",
-        feeding=checks.describe_data_bound(loader_result, summary.data_share) if loader_result else "",
+        loader=checks.describe_data_bound(loader_result, summary.data_share) if loader_result else "",
         ranks=ranks,
     )
 
@@ -130,7 +132,7 @@ def assess_utilisation(
     throttled: str,
     loader_result: schema.LoaderResult | None = None,
 ) -> schema.Utilisation:
-    """Speed against the measured peaks, and what limits it."""
+    """Compare the speed with the measured peaks and find what limits it."""
     work = fitted.work
     compute_seconds, memory_seconds = roofline_seconds(work.ops, peaks.flops, peaks.bytes_per_second)
     batch = fitted.config.train.batch_size
@@ -151,7 +153,7 @@ def assess_utilisation(
 
 
 def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema.Energy | None:
-    """Energy an image of all devices; absent where one has no counter, or shares it with another rank."""
+    """Return the energy per image over all devices; None if one has no counter or shares it with another rank."""
     meters = {(device.host, device.label) for device in devices}
     known = [device.telemetry.get("average_watts") for device in devices]
     if len(meters) < len(devices) or None in known:
@@ -160,11 +162,11 @@ def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema
     return schema.Energy(joules_per_image=watts / images_per_second, average_watts=watts, meter=meter)
 
 
-def describe_device(
+def build_device(
     fitted: Fitted, reader: Reader, telemetry: dict[str, Any], summary: StepSummary | None = None
 ) -> schema.Device:
     return schema.Device(
-        host=name_host(),
+        host=get_host_name(),
         name=name_device(fitted.device),
         label=str(fitted.device),
         telemetry={name: value for name, value in telemetry.items() if value is not None},

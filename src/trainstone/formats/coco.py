@@ -1,6 +1,6 @@
-"""COCO's annotation files (instances_*.json) as plain records, read and written. Masks are skipped, images untouched.
+"""Read and write COCO annotation files (instances_*.json) as records, without masks.
 
-Any list of categories will do, not only COCO's 80. The shape of these files: https://cocodataset.org/#format-data
+Any list of categories is allowed, not only COCO's 80. File format: https://cocodataset.org/#format-data
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 
 from trainstone.errors import DataError
-from trainstone.formats.files import is_inside
+from trainstone.formats.files import is_safe_path
 
 _NAMES = (
     "person|bicycle|car|motorcycle|airplane|bus|train|truck|boat|traffic light|fire hydrant|stop sign|"
@@ -23,7 +23,7 @@ _NAMES = (
     "dining table|toilet|tv|laptop|mouse|remote|keyboard|cell phone|microwave|oven|toaster|sink|"
     "refrigerator|book|clock|vase|scissors|teddy bear|hair drier|toothbrush"
 )
-# Of the numbers 0 to 91 these are no category: 80 are left.
+# Numbers from 0 to 91 that COCO does not use; 80 are left.
 _MISSING_IDS = frozenset((0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91))
 NAME_OF_ID = dict(zip((n for n in range(92) if n not in _MISSING_IDS), _NAMES.split("|"), strict=True))
 
@@ -34,17 +34,17 @@ _Number = Annotated[int, msgspec.Meta(ge=-(10**12), le=10**12)] | Annotated[floa
 _Crowd = Annotated[int, msgspec.Meta(ge=0, le=1)] | bool
 
 
-# The decoder fills these: keys not named here, masks above all, are skipped without being built (gc: no cycles here).
+# Filled by the msgspec decoder, which skips other keys such as masks. gc=False: the records have no cycles.
 class CocoImage(msgspec.Struct, gc=False):
     id: _Id
     file_name: str
-    """Relative name with /."""
+    """Relative path with /."""
     width: _Pixels
     height: _Pixels
 
 
 class CocoAnnotation(msgspec.Struct, gc=False):
-    """A box; whole numbers stay whole, so that they are written as they were read."""
+    """A box; integers stay integers, so that they are written as they were read."""
 
     id: _Id
     image_id: _Id
@@ -53,7 +53,7 @@ class CocoAnnotation(msgspec.Struct, gc=False):
     """Left, top, width, height in pixels."""
     crowd: _Crowd = msgspec.field(default=False, name="iscrowd")
     area: _Number | None = None
-    """Of the mask, in pixels; None where the file has none."""
+    """Area of the mask in pixels; None if the file has none."""
 
 
 class CocoCategory(msgspec.Struct, gc=False):
@@ -69,10 +69,10 @@ class Instances(msgspec.Struct):
 
 
 def read_instances(path: Path) -> Instances:
-    """Read instances_*.json, or a file with boxes only; without categories, the numbers are taken to be COCO's.
+    """Read instances_*.json, or a file with boxes only; without categories, COCO's numbers are assumed.
 
-    Refused are numbers that are none, names that lead out of the folder, the same id or file name twice, and
-    annotations of images or categories that the file does not have.
+    Raises DataError for invalid numbers, file names outside of the folder, duplicate ids or file names, and
+    annotations with unknown images or categories.
     """
     data = b""
     try:
@@ -89,8 +89,8 @@ def read_instances(path: Path) -> Instances:
         _refuse(path, "JSON", "text is not UTF-8", err)
     except msgspec.DecodeError as err:
         found = re.search(r"\(byte (\d+)\)", str(err))
-        _refuse(path, "JSON", f"damaged or cut off at byte {found[1] if found else len(data)}", err)
-    del data  # half a gigabyte of COCO's
+        _refuse(path, "JSON", f"damaged or truncated at byte {found[1] if found else len(data)}", err)
+    del data  # half a gigabyte for COCO
     if not document.categories:
         document.categories = [CocoCategory(number, name) for number, name in NAME_OF_ID.items()]
     _check(path, document)
@@ -98,33 +98,34 @@ def read_instances(path: Path) -> Instances:
 
 
 def _check(path: Path, document: Instances) -> None:
-    for place, image in enumerate(document.images):
-        if not is_inside(image.file_name) or not image.file_name.isprintable():  # they are in lists, one per line
-            _refuse(path, f"images[{place}].file_name", f"{image.file_name!r} is not a relative name of a file")
+    for index, image in enumerate(document.images):
+        # Names are written to lists, one per line, so they must be printable.
+        if not is_safe_path(image.file_name) or not image.file_name.isprintable():
+            _refuse(path, f"images[{index}].file_name", f"{image.file_name!r} is not a relative file name")
     for group, key in (("images", "id"), ("images", "file_name"), ("categories", "id"), ("annotations", "id")):
         values = [getattr(item, key) for item in getattr(document, group)]
         first: dict[int | str, int] = {}
-        for place, value in enumerate(values if len(set(values)) < len(values) else ()):
-            if first.setdefault(value, place) != place:
-                _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
+        for index, value in enumerate(values if len(set(values)) < len(values) else ()):
+            if first.setdefault(value, index) != index:
+                _refuse(path, f"{group}[{index}].{key}", f"{value!r} is a duplicate of {group}[{first[value]}]")
     known = {"image": {image.id for image in document.images}, "category": {item.id for item in document.categories}}
     for noun, ids in known.items():
-        for place, item in enumerate(document.annotations):
+        for index, item in enumerate(document.annotations):
             number = item.image_id if noun == "image" else item.category_id
             if number not in ids:
-                _refuse(path, f"annotations[{place}].{noun}_id", f"{number} is no {noun} of this file")
+                _refuse(path, f"annotations[{index}].{noun}_id", f"{number} is an unknown {noun}")
 
 
 def number_categories(categories: Iterable[CocoCategory]) -> dict[int, int]:
-    """Return category id -> 1, 2, 3 ... in the order of ids, as detectors count: 0 is the background."""
+    """Map category ids, in order, to the labels 1, 2, 3 ... of a detector; 0 is the background."""
     return {category: number for number, category in enumerate(sorted({item.id for item in categories}), start=1)}
 
 
-def box_only(instances: Instances) -> Iterator[str]:
-    """Yield JSON, in pieces, with what box training needs: no masks, no areas, no crowd flags, no licences.
+def format_box_only(instances: Instances) -> Iterator[str]:
+    """Yield JSON, in pieces, with the keys that training needs: no masks, areas, crowd flags or licences.
 
-    The same as prepare-json.py writes without --keep-keys, byte for byte if the source has COCO's order of keys. Scores
-    are to be computed with the full file: without crowd flags and areas they come out otherwise.
+    Equals the output of prepare-json.py without --keep-keys, byte for byte if the source has COCO's key order. Compute
+    metrics with the full file: they depend on crowd flags and areas.
     """
     yield from _write(
         instances,
@@ -133,8 +134,8 @@ def box_only(instances: Instances) -> Iterator[str]:
     )
 
 
-def full(instances: Instances) -> Iterator[str]:
-    """Yield JSON, in pieces, with all keys evaluators ask for; three decimals, unknown areas are the box's."""
+def format_full(instances: Instances) -> Iterator[str]:
+    """Yield JSON, in pieces, with all keys that evaluators need; three decimals, missing areas are those of the box."""
     yield from _write(
         instances,
         msgspec.structs.asdict,
@@ -158,7 +159,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
-    """Yield an annotation file, in pieces, without these images and their annotations; the rest stays as written."""
+    """Yield an annotation file, in pieces, without these images and their annotations; the rest is unchanged."""
     try:
         parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
         images = msgspec.json.decode(parts["images"], type=list[msgspec.Raw])
@@ -166,15 +167,15 @@ def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
         heads = [msgspec.json.decode(item, type=_Head) for item in images]
         image_ids = [msgspec.json.decode(item, type=_Head).image_id for item in annotations]
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as err:
-        raise DataError(f"{path} is no annotation file of COCO: {err}") from err
+        raise DataError(f"{path} is not a COCO annotation file: {err}") from err
     gone = {head.id for head in heads if head.file_name in names}
     kept = {
         "images": [item for item, head in zip(images, heads, strict=True) if head.id not in gone],
         "annotations": [item for item, number in zip(annotations, image_ids, strict=True) if number not in gone],
     }
     yield b"{"
-    for place, (key, value) in enumerate(parts.items()):
-        yield (b"," if place else b"") + msgspec.json.encode(key) + b":"
+    for index, (key, value) in enumerate(parts.items()):
+        yield (b"," if index else b"") + msgspec.json.encode(key) + b":"
         yield b"[" + b",".join(kept[key]) + b"]" if key in kept else bytes(value)
     yield b"}"
 
@@ -184,7 +185,7 @@ def _write(
     describe_image: Callable[[CocoImage], dict[str, Any]],
     describe_annotation: Callable[[CocoAnnotation], dict[str, Any]],
 ) -> Iterator[str]:
-    """Yield a file, some thousand items a piece: a whole list of COCO would fill gigabytes."""
+    """Yield a file in pieces of some thousand items, because a whole list of COCO needs gigabytes."""
 
     def describe_category(category: CocoCategory) -> dict[str, Any]:
         above = {} if category.supercategory is None else {"supercategory": category.supercategory}
@@ -205,6 +206,4 @@ def _write(
 
 
 def _refuse(path: Path, where: str, fault: str, err: Exception | None = None) -> NoReturn:
-    raise DataError(
-        f"{path}: {where}: {fault}", hint="an annotation file looks like COCO's instances_val2017.json"
-    ) from err
+    raise DataError(f"{path}: {where}: {fault}", hint="expected the format of COCO's instances_val2017.json") from err

@@ -1,4 +1,4 @@
-"""Iteration-duration files of the SC22 GPU-variability study, and the tables its scripts made of them.
+"""Read and write the iteration-duration files of the SC22 GPU-variability study, and the tables of its scripts.
 
 rank = 0, world_size = 4, device_ids = 0
 
@@ -18,7 +18,7 @@ from trainstone.errors import DataError
 from trainstone.formats.files import read_lines
 from trainstone.text import printable
 
-# Ranks write without waiting for each other: what they print may stand on one line, and in any order.
+# Ranks write without synchronisation: their output may share a line and come in any order.
 DURATION = re.compile(
     r"Iteration Duration ([0-9]{1,18}) ([0-9]{1,9}) : ([0-9]{1,12}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,3})?)"
 )
@@ -29,7 +29,7 @@ TRAINING_TIME = re.compile(
 
 
 class Duration(NamedTuple):
-    """Forward and backward of one iteration on one device."""
+    """Duration of forward and backward of one iteration on one device."""
 
     iteration: int
     device: int
@@ -42,16 +42,16 @@ class RankPlace(NamedTuple):
     device: int
 
 
-class IterDur(NamedTuple):
+class IterationDurations(NamedTuple):
     ranks: list[RankPlace]
     durations: list[Duration]
-    """As they stand there."""
+    """In file order."""
     train_seconds: float | None
-    """None: the run did not come to its end."""
+    """None: the run did not finish."""
 
 
 class DeviceRow(NamedTuple):
-    """A row of all_data.csv: a device in one run. None: not known."""
+    """A row of all_data.csv: a device in one run. None: unknown."""
 
     exp: str
     reps: int
@@ -60,7 +60,7 @@ class DeviceRow(NamedTuple):
     device: int
     train_time: float | None
     mean_iter_dur: float | None
-    """Without the first iteration, and so the median; the others with it."""
+    """Mean and median exclude the first iteration; maximum and minimum include it."""
     med_iter_dur: float | None
     max_iter_dur: float
     min_iter_dur: float
@@ -78,8 +78,8 @@ def format_training_time(seconds: float) -> str:
     return f"\nTraining time: {timedelta(seconds=seconds)}\n"
 
 
-def parse_lines(lines: Iterable[str]) -> IterDur:
-    """Read a file's lines; anything else in them is passed over. Of several training times the last counts."""
+def parse_lines(lines: Iterable[str]) -> IterationDurations:
+    """Parse a file's lines; other text is skipped. Of several training times the last counts."""
     ranks: list[RankPlace] = []
     durations: list[Duration] = []
     train_seconds = None
@@ -90,23 +90,23 @@ def parse_lines(lines: Iterable[str]) -> IterDur:
             days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
             train_seconds = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
             train_seconds += float(f"0.{found[5] or 0}")
-    return IterDur(ranks, durations, train_seconds)
+    return IterationDurations(ranks, durations, train_seconds)
 
 
-def read_iterdur(path: Path) -> IterDur:
-    message = parse_lines(text for _, text in read_lines(path))
-    if not message.durations:
+def read_iterdur(path: Path) -> IterationDurations:
+    found = parse_lines(text for _, text in read_lines(path))
+    if not found.durations:
         raise DataError(
-            f"{printable(str(path))}: no iteration duration in it",
-            hint="the program prints them to stdout: redirect it, as in `python ... > resnet_iterdur_TIME_HOST.txt`",
+            f"{printable(str(path))}: no iteration duration found",
+            hint="the program prints them to stdout; redirect it: `python ... > resnet_iterdur_TIME_HOST.txt`",
         )
-    return message
+    return found
 
 
 def summarise_device(seconds: Sequence[float], host: str, device: int, train_seconds: float | None) -> DeviceRow:
-    """Return the row of a device by its iterations, of which there is one at least.
+    """Return the row of a device from its iterations (at least one).
 
-    Of a host called as c301-001 the name says cabinet and node; another is in no cabinet.
+    Host names such as c301-001 give cabinet and node; for other names the cabinet is empty.
     """
     later = seconds[1:]
     mean = statistics.fmean(later) if later else None
@@ -122,7 +122,7 @@ def format_devices(rows: Iterable[DeviceRow]) -> str:
 
 
 def format_aggregated(rows: Iterable[DeviceRow]) -> str:
-    """Return aggregated_data.csv: mean and median over the runs of each device, of which there is one here."""
+    """Return aggregated_data.csv: mean and median over the runs of each device; here each has one run."""
     columns = ("mean_iter_dur", "train_time")
     names = [f"{column}_{how}" for column in columns for how in ("mean", "median")]
     table = [

@@ -1,8 +1,8 @@
-"""Traces of torch.profiler (Kineto), old and new, or others in Chrome's format: read as a stream, given as columns.
+"""Read traces of torch.profiler (Kineto) or others in Chrome's trace format as a stream, into columns.
 
 The events, `{... "traceEvents": [ ... ] ...}` or a bare `[ ...`, are decoded in batches. A batch ends at what looks
-like a border between two events (`},{`). If it does not parse, that was part of a string or of an inner list, and
-counting brackets finds a true border. What the events mean for a training step is in trace/breakdown.py.
+like a border between two events (`},{`). If the batch does not parse, the border was inside a string or a nested
+list, and counting brackets finds a real one. trace/breakdown.py interprets the events.
 """
 
 import gzip
@@ -31,36 +31,36 @@ Shapes = tuple[tuple[int, ...], ...]
 
 PIECE_BYTES = 1 << 22
 MAX_BYTES = 1 << 26
-"""Of one event, and of the text before or after the list."""
+"""Maximum of one event, and of the text before or after the list."""
 MAX_INFLATION = 500
-"""Deflate can reach 1030; traces, as regular as they are, 10 to 60."""
+"""Maximum compression ratio: Deflate can reach 1030; traces have 10 to 60."""
 FREE_BYTES = 1 << 26
-"""Any gzip file may unpack to this much, however small it is."""
+"""Any gzip file may unpack to this size."""
 NEAR_BYTES = 1 << 16
-"""At the end of a piece, where a likely border is searched first."""
-# A float64 holds the nanoseconds of so many microseconds; beyond, decimals are read digit by digit.
+"""Length at the end of a piece in which a border is searched first."""
+# Up to here float64 microseconds are exact to the nanosecond; larger times are parsed as decimals.
 EXACT_MICROSECONDS = 2.0**43
 MAX_MICROSECONDS = 2**52
-"""Of a time since 1970: the year 2112. Differences in nanoseconds then fit 64 bits."""
+"""Latest time since 1970 (year 2112), so that differences in nanoseconds fit 64 bits."""
 MAX_IDENTITY = 2**62
-HINT = "write the trace again: a program that is killed, or a copy that is interrupted, leaves an incomplete one"
-EVENT_HINT = "a trace is as torch.profiler or chrome://tracing write it, times in microseconds"
+HINT = "record or copy the trace again; a killed program or an interrupted copy leaves an incomplete file"
+EVENT_HINT = "record the trace with torch.profiler; times are in microseconds"
 
 
 class Kind(IntEnum):
-    """What an event is; from SYNC on it belongs to a device."""
+    """Kind of an event; SYNC and above are events of a device."""
 
     OTHER = 0
     OPERATOR = 1
     MARK = 2
-    """A named span of the host: ProfilerStep#5, record_function("data")."""
+    """A named span on the host: ProfilerStep#5, record_function("data")."""
     CALL = 3
-    """Of the driver or its runtime: cudaLaunchKernel."""
+    """A call of the driver or runtime: cudaLaunchKernel."""
     SYNC = 4
-    """CUPTI's own record of a wait."""
+    """CUPTI's record of a wait."""
     KERNEL = 5
     COPY = 6
-    """Memory copied or set."""
+    """Memory copy or memset."""
 
 
 KINDS = {
@@ -79,39 +79,39 @@ KINDS = {
 
 
 class Lane(NamedTuple):
-    """A thread, or a stream of a device."""
+    """A thread of the host or a stream of a device."""
 
     process: str
     thread: str
     device: str | None
-    """Number of the device; None for a thread."""
+    """Device number; None for a thread."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Columns of equal length, one row for each event of a known kind, in no order; tables that their numbers index."""
+    """A trace as columns with one row per event of a known kind, unordered, and the tables that they index."""
 
     start_ns: Ints
-    """Since a moment near the first event's."""
+    """Relative to a time near the first event."""
     duration_ns: Ints
     kind: npt.NDArray[np.int8]
     """See Kind."""
     lane: npt.NDArray[np.int32]
     name: npt.NDArray[np.int32]
     correlation: Ints
-    """The same for a kernel and the call that launched it; -1 if there is none."""
+    """Equal for a kernel and the call that launched it; -1 if unknown."""
     external: Ints
-    """Grows with each operator: of two at the same time the outer has the smaller. -1 if there is none."""
+    """External id; of two operators with the same times, the outer one has the smaller id. -1 if unknown."""
     dims: npt.NDArray[np.int32]
     names: list[str]
     lanes: list[Lane]
     shapes: list[Shapes]
-    """Sizes of an operator's inputs; () where none were recorded."""
+    """Shapes of an operator's inputs; () if they were not recorded."""
     lane_names: dict[tuple[str, str], str]
-    """(process, thread) -> what the program calls it."""
+    """(process, thread) -> thread name."""
     rank: int | None
     num_events: int
-    """In the file, of whatever kind."""
+    """All events in the file, of any kind."""
 
     @cached_property
     def end_ns(self) -> Ints:
@@ -119,10 +119,10 @@ class Trace:
 
 
 def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
-    """Read a trace, plain or gzip; memory grows with its events (45 bytes each), not with its text.
+    """Read a trace, plain or gzip; needs 45 bytes of memory per event, whatever the file's size.
 
-    Events that are neither operator, mark, call of the driver, wait, kernel nor copy are only counted. Raises DataError
-    with file and byte for damage, wrong types, a trace that is cut off, and an event of more than 64 MiB.
+    Events of kind OTHER are only counted. Raises DataError with file and byte for damage, wrong types, a truncated
+    trace, or an event of more than 64 MiB.
     """
     reader = _TraceReader(path, piece_bytes)
     with closing(reader.pieces):
@@ -130,7 +130,7 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
     joined: dict[str, npt.NDArray[Any]] = {}
     for name, columns in reader.columns.items():
         joined[name] = np.concatenate(columns) if columns else np.empty(0, np.int64)
-        columns.clear()  # else all columns would be in memory twice for a moment
+        columns.clear()  # otherwise all columns are in memory twice
     return Trace(
         **joined,
         names=list(reader.names),
@@ -147,9 +147,9 @@ _SPACE = b" \t\r\n"
 _BORDER = re.compile(rb"\}[ \t\r\n]*+,[ \t\r\n]*+(?=\{)")
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]"]', re.DOTALL)
 _LIST_START = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\[")
-# Kineto has printed these where JSON has no number; a zero of the same width keeps all bytes in their places.
-_NO_NUMBER = re.compile(rb"(?<=[:\[,\s])-?(?:inf|nan|NaN|Infinity)(?=\s*[,}\]])")
-_PLACE = re.compile(r"\(byte (\d+)\)")
+# Some versions of Kineto write these although JSON does not allow them; a zero of the same width keeps offsets.
+_NON_FINITE = re.compile(rb"(?<=[:\[,\s])-?(?:inf|nan|NaN|Infinity)(?=\s*[,}\]])")
+_BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
 _INDEX = re.compile(r"\$\[(\d+)\]")
 _NONE = msgspec.Raw(b"")
 _Limit = msgspec.Meta(ge=-(MAX_MICROSECONDS // 8), le=MAX_MICROSECONDS)
@@ -157,7 +157,7 @@ _Time = Annotated[int, _Limit] | Annotated[float, _Limit] | None
 
 
 class _Args(msgspec.Struct, gc=False):
-    """What is read of an event's `args`; the rest is skipped without being built."""
+    """The fields of an event's `args` that are read; msgspec skips the others."""
 
     correlation: Any = -1
     external: Any = msgspec.field(default=-1, name="External id")
@@ -168,7 +168,7 @@ class _Args(msgspec.Struct, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """An event as written in the file; times in microseconds."""
+    """An event as in the file; times are in microseconds."""
 
     ph: str = ""
     cat: str | None = None
@@ -180,7 +180,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
-class _Around(msgspec.Struct):
+class _Envelope(msgspec.Struct):
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
 
 
@@ -189,7 +189,7 @@ class _ExactTime(msgspec.Struct):
 
 
 _EVENTS = msgspec.json.Decoder(list[_Event])
-_AROUND = msgspec.json.Decoder(_Around)
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
 _EXACT_TIMES = msgspec.json.Decoder(list[_ExactTime])
 _NO_ARGS = _Args()
 
@@ -205,7 +205,7 @@ class _Memo(dict[Any, int]):
 
 
 class _TraceReader:
-    """Reads a trace once, from start to end, and gathers the columns of a Trace, events of known kinds only."""
+    """Read a trace once from start to end and collect the columns of a Trace."""
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
         names = ("start_ns", "duration_ns", "kind", "lane", "name", "correlation", "external", "dims")
@@ -223,13 +223,13 @@ class _TraceReader:
         self._name = printable(str(path))
         self.pieces = self._read_pieces(path, piece_bytes)
         self._piece_bytes = piece_bytes
-        self._text = b""  # read, but not yet decoded
-        self._offset = 0  # of its first byte
-        self._list_end: int | None = None  # within the text, once it is seen
+        self._text = b""  # read but not yet decoded
+        self._offset = 0  # of the first byte of `_text` in the file
+        self._list_end: int | None = None  # position in `_text`, once found
 
     def _read_pieces(self, path: Path, piece_bytes: int) -> Generator[bytes, None, None]:
-        """Yield the content, unpacked, in pieces of at most so many bytes; the next is read while one is decoded."""
-        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        """Yield the uncompressed content in pieces; a thread reads the next piece while one is decoded."""
+        if path.exists() and not path.is_file():  # opening a pipe would block forever
             raise OSError("not a file")
         with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
             num_bytes, most = 0, float("inf")
@@ -243,7 +243,7 @@ class _TraceReader:
                 num_bytes += len(piece)
                 if num_bytes > most:
                     what = f"the gzip file unpacks to more than {MAX_INFLATION} times its size"
-                    raise self._wrong(what, hint="unpack it yourself if you trust it")
+                    raise self._build_error(what, hint="if you trust the file, unpack it with gunzip")
                 yield piece
 
     def read(self) -> None:
@@ -252,9 +252,9 @@ class _TraceReader:
             if self._take_batch() or self._read_on("event"):
                 continue
             text = b"[" + self._text
-            closed = text.rstrip(_SPACE).removesuffix(b",") + b"]"  # a bare list need not be, as Chrome defines it
+            closed = text.rstrip(_SPACE).removesuffix(b",") + b"]"  # Chrome's format allows an unclosed bare list
             if not self._take(text) and not (bare and self._take(closed)):
-                raise self._invalid(ValueError("truncated"))
+                raise self._build_json_error(ValueError("truncated"))
             self._list_end = len(self._text) if self._list_end is None else self._list_end
         self._drop(self._list_end)
         while self._read_on("end"):
@@ -262,26 +262,26 @@ class _TraceReader:
         rank = self._read_rank(_repair(b'{"traceEvents":[]' + self._text + (b"}" if bare else b"")))
         self.rank = rank if self.rank is None else self.rank
 
-    def _wrong(self, what: str, hint: str = HINT) -> DataError:
-        """Return the error for what is found from the byte on (of the unpacked text) that is looked at."""
-        return DataError(f"{self._name}, from byte {self._offset} on: {what}", hint=hint)
+    def _build_error(self, what: str, hint: str = HINT) -> DataError:
+        """Return an error at the current byte of the uncompressed text."""
+        return DataError(f"{self._name}, byte {self._offset}: {what}", hint=hint)
 
-    def _invalid(self, err: Exception) -> DataError:
+    def _build_json_error(self, err: Exception) -> DataError:
         if "truncated" in str(err):
-            return self._wrong(f"the trace is cut off; {self.num_events:,} events before are complete")
-        return self._wrong(f"invalid JSON ({err})")
+            return self._build_error(f"the trace is truncated after {self.num_events:,} complete events")
+        return self._build_error(f"invalid JSON ({err})")
 
     def _read_on(self, what: str) -> bool:
-        """Read at least as much again as there is; return whether there was more."""
+        """Read on until the text has at least doubled; return whether anything was read."""
         begin, wanted = len(self._text), max(self._piece_bytes, len(self._text))
         try:
             while len(self._text) < begin + wanted and (piece := next(self.pieces, b"")):
                 self._text += piece
                 if len(self._text) > MAX_BYTES:
-                    raise self._wrong(f"no {what} ends within {MAX_BYTES >> 20} MiB")
+                    raise self._build_error(f"no {what} ends within {MAX_BYTES >> 20} MiB")
         except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-            what = "the gzip file is cut off" if isinstance(err, EOFError) else f"damaged gzip ({err})"
-            raise self._wrong(what) from err
+            what = "the gzip file is truncated" if isinstance(err, EOFError) else f"damaged gzip ({err})"
+            raise self._build_error(what) from err
         except (OSError, ValueError) as err:
             reason = getattr(err, "strerror", None) or str(err)
             raise DataError(f"cannot read {self._name}: {reason}", hint="check the path and its permissions") from err
@@ -292,7 +292,7 @@ class _TraceReader:
         self._offset += size
 
     def _find_list(self) -> bool:
-        """Read up to the first event; return whether the list is bare."""
+        """Read up to the first event; return whether the file is a bare list."""
         while not (start := self._text.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)) and self._read_on("white space"):
             pass
         self._drop(len(self._text) - len(start))
@@ -301,27 +301,29 @@ class _TraceReader:
             return True
         if not start.startswith(b"{"):
             seen = printable(start[:20].decode("utf-8", "replace"))
-            raise self._wrong(f"a trace begins with {{ or [: '{seen}'" if seen else "the file is empty")
+            raise self._build_error(
+                f"not a trace: starts with '{seen}'; expected {{ or [" if seen else "the file is empty"
+            )
         while (key := _find_key(self._text)) is None:
             if not self._read_on("head"):
                 break
         head = self._text if key is None else self._text[: key[0]] + b'"traceEvents":[]}'
         self.rank = self._read_rank(head)
         if key is None:
-            raise self._wrong('there is no list "traceEvents"')
+            raise self._build_error('the list "traceEvents" is missing')
         self._drop(key[1])
         return False
 
-    def _read_rank(self, around: bytes) -> int | None:
+    def _read_rank(self, envelope: bytes) -> int | None:
         try:
-            stated = _AROUND.decode(around).distributed
+            stated = _ENVELOPE.decode(envelope).distributed
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
-            raise self._invalid(err) from err
+            raise self._build_json_error(err) from err
         rank = stated.get("rank") if isinstance(stated, dict) else None
         return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
 
     def _take_batch(self) -> bool:
-        """Take in all events up to the last border; return whether there is one."""
+        """Decode all events up to the last border; return whether there is one."""
         for border in _find_borders(self._text):
             if self._take(b"[" + self._text[: border.start() + 1] + b"]"):
                 if self._list_end is None:
@@ -330,7 +332,7 @@ class _TraceReader:
         return False
 
     def _take(self, text: bytes, repaired: bool = False) -> bool:
-        """Take in the events of a list; return whether it is closed. If more text follows its end, note where."""
+        """Decode the events of a list; return whether it is closed. If text follows the list, remember its end."""
         try:
             events = _EVENTS.decode(text)
         except msgspec.ValidationError as err:
@@ -338,38 +340,39 @@ class _TraceReader:
             what, _, where = str(err).replace("`", "").partition(" - at ")
             number, field = self.num_events + int(found[1] if found else 0), where.partition(".")[2]
             what = f"event {number:,}: {field}: {what}" if field else f"event {number:,}: {what}"
-            raise self._wrong(what, hint=EVENT_HINT) from err
+            raise self._build_error(what, hint=EVENT_HINT) from err
         except RecursionError as err:
-            raise self._wrong("nested too deeply") from err
+            raise self._build_error("nested too deeply") from err
         except (msgspec.DecodeError, UnicodeDecodeError) as err:
-            found = _PLACE.search(str(err))
-            place = int(found[1]) - 1 if found else len(text)
+            found = _BYTE_OFFSET.search(str(err))
+            index = int(found[1]) - 1 if found else len(text)
             if "trailing characters" in str(err):
-                self._list_end = place - 1
-                return self._take(text[:place], repaired)
-            if type(err) is msgspec.DecodeError and place >= len(text) - 1:  # at our own bracket: no border
+                self._list_end = index - 1
+                return self._take(text[:index], repaired)
+            # A failure at the bracket that the caller added: not a border.
+            if type(err) is msgspec.DecodeError and index >= len(text) - 1:
                 return False
             if not repaired:
                 return self._take(_repair(text), repaired=True)
-            raise self._invalid(err) from err
+            raise self._build_json_error(err) from err
         self._add(events, text)
         self.num_events += len(events)
         return True
 
     def _add(self, found: list[_Event], text: bytes) -> None:
-        """Add the events of known kinds in a list to the columns."""
+        """Add the events of known kinds to the columns."""
         kinds, names, dims, lanes = self._kinds, self.names, self._dims, self._lane_numbers
-        places = []
-        for place, event in enumerate(found):
+        indexes = []
+        for index, event in enumerate(found):
             if event.ph == "X" and kinds[event.cat]:
-                places.append(place)
+                indexes.append(index)
                 if event.ts is None:
-                    raise self._wrong(f"event {self.num_events + place:,}: no time (ts)", EVENT_HINT)
+                    raise self._build_error(f"event {self.num_events + index:,}: the time (ts) is missing", EVENT_HINT)
             elif event.ph == "M" and event.name == "thread_name" and event.args and isinstance(event.args.name, str):
                 self.lane_names[_format_id(event.pid), _format_id(event.tid)] = event.args.name.strip()
-        if not places:
+        if not indexes:
             return
-        events = [found[place] for place in places]
+        events = [found[index] for index in indexes]
         args = [event.args or _NO_ARGS for event in events]
         kind = [kinds[event.cat] for event in events]
         lane = [
@@ -384,8 +387,9 @@ class _TraceReader:
         since = start - self._base
         if np.abs(start).max() >= EXACT_MICROSECONDS and any(type(event.ts) is float for event in events):
             exact = _EXACT_TIMES.decode(text)
-            since = np.array([float((exact[place].ts or 0) - self._base) for place in places])
-        duration = np.array([event.dur for event in events], np.float64)  # None becomes nan, unfinished are negative
+            since = np.array([float((exact[index].ts or 0) - self._base) for index in indexes])
+        # None becomes NaN; unfinished events are negative.
+        duration = np.array([event.dur for event in events], np.float64)
         external = _read_identities([each.external for each in args])
         row: dict[str, npt.NDArray[Any]] = {
             "start_ns": np.rint(since * 1000).astype(np.int64),
@@ -407,7 +411,7 @@ class _TraceReader:
 
 
 def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
-    """Yield each string and bracket with the depth after it, up to a string that is not closed."""
+    """Yield each string and bracket with the depth after it, up to an unclosed string."""
     depth = 0
     for token in _TOKEN.finditer(text):
         what = token[0]
@@ -421,7 +425,7 @@ def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
 
 
 def _find_borders(text: bytes) -> Iterator[re.Match[bytes]]:
-    """Yield the last likely border near the end; then the last true one, found by counting brackets."""
+    """Yield the last likely border near the end, then the last real one, found by counting brackets."""
     yield from [*_BORDER.finditer(text, max(0, len(text) - NEAR_BYTES))][-1:]
     last = None
     for depth, token in _walk(text):
@@ -434,7 +438,7 @@ def _find_borders(text: bytes) -> Iterator[re.Match[bytes]]:
 
 
 def _find_key(text: bytes) -> tuple[int, int] | None:
-    """Return where the key of the list and its first event begin; None if they are not there."""
+    """Return the positions of the key "traceEvents" and of its first event; None if missing."""
     for depth, token in _walk(text):
         if depth == 1 and token[0] == b'"traceEvents"' and (start := _LIST_START.match(text, token.end())):
             return token.start(), start.end()
@@ -444,20 +448,20 @@ def _find_key(text: bytes) -> tuple[int, int] | None:
 
 
 def _repair(text: bytes) -> bytes:
-    """Replace what Kineto is known to write against the rules: bytes that are not UTF-8, inf and nan."""
+    """Replace known invalid output of Kineto: bytes that are not UTF-8, inf and nan."""
     text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
-    return _NO_NUMBER.sub(lambda found: b"0".rjust(len(found[0])), text)
+    return _NON_FINITE.sub(lambda found: b"0".rjust(len(found[0])), text)
 
 
 def _format_id(written: object) -> str:
-    """Return a process, thread or device as text: 7 for 7, 7.0, "7" and "stream 7"."""
+    """Return the id of a process, thread or device as text: "7" for 7, 7.0, "7" and "stream 7"."""
     if isinstance(written, float) and written.is_integer():
         written = int(written)
     return str(written).strip().removeprefix("stream ")
 
 
 def _read_identities(written: list[Any]) -> Ints:
-    """Return ids as numbers, -1 for what is not one."""
+    """Return ids as integers, -1 for invalid ones."""
     try:
         found = np.array(written, np.int64)
         if found.ndim == 1:
@@ -468,7 +472,7 @@ def _read_identities(written: list[Any]) -> Ints:
 
 
 def _parse_shapes(written: bytes) -> Shapes:
-    """Return the sizes of inputs; () for what is not a tensor, and for a list of tensors."""
+    """Return the shapes of inputs; () for inputs that are not a tensor and for lists of tensors."""
     try:
         inputs = msgspec.json.decode(written, type=list[Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""MLPerf's training log: one line written as of 0.7, all three generations read. It judges nothing (mlperf check does).
+"""Read MLPerf training logs of versions 0.5 to today, and write lines of 0.7 and later; no checks of the rules.
 
 :::MLLOG {"namespace": "", "time_ms": 1592669189098, "event_type": ..., "key": "seed", "value": 1, "metadata": {...}}
 :::MLL 1558570829.749 global_batch_size: {"value": 960, "metadata": {...}}                       (0.6)
@@ -19,15 +19,15 @@ from trainstone.formats.files import damaged_line, read_lines
 from trainstone.text import printable
 
 Kind = Literal["POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"]
-HINT = "give the log as the run wrote it: RUN/mlperf.log of trainstone, result_*.txt of a submission"
-MAX_EVENTS = 1_000_000  # a run logs hundreds, its time tags included some hundred thousand
+HINT = "give an unchanged log: RUN/mlperf.log of trainstone, or result_*.txt of a submission"
+MAX_EVENTS = 1_000_000  # a run logs hundreds of events, with time tags some hundred thousand
 
-# Text before the token is anybody's; of several tokens in a line the last counts, as for MLPerf's own checker.
+# Any text may precede the token; of several tokens in a line the last counts, as in MLPerf's checker.
 _TOKEN = re.compile(r".*:::(MLLOG|MLL|MLPv[0-9.]{1,20}) ")
 _SECONDS = r"([0-9]{1,15}(?:\.[0-9]{1,20})?)"
 _LINE_06 = re.compile(_SECONDS + r" ([^\s:]{1,200}): (.+)")
 _LINE_05 = re.compile(r"(\S{1,200}) " + _SECONDS + r" \(([^)]{0,1000}):([0-9]{1,9})\) ([^\s:]{1,200})(?:: (.+))?")
-# Keys of 0.5 that mean what another key means today; the others keep their name.
+# Keys of 0.5 that have another name today.
 _KEYS_05 = {
     "run_clear_caches": "cache_clear",
     "run_set_random_seed": "seed",
@@ -57,14 +57,14 @@ class Event(NamedTuple):
     value: Any
     kind: Kind
     time_ms: int
-    """Since 1970."""
+    """Since 1970-01-01 UTC."""
     metadata: dict[str, Any]
     namespace: str = ""
-    """Mostly empty; of a line of 0.5 the benchmark's name, which later logs tell as submission_benchmark."""
+    """Mostly empty; in 0.5 the benchmark's name, which later logs have as submission_benchmark."""
 
 
 def format_line(event: Event) -> str:
-    """Return the line, its keys in the order of MLPerf's own logger."""
+    """Format a log line with the key order of MLPerf's logger."""
     fields = {"namespace": event.namespace, "time_ms": event.time_ms, "event_type": event.kind, "key": event.key}
     return ":::MLLOG " + json.dumps(fields | {"value": event.value, "metadata": event.metadata}, allow_nan=False)
 
@@ -75,11 +75,11 @@ def scan_mllog(path: Path) -> Iterator[Event]:
         try:
             event = parse_line(line)
         except ValueError as err:
-            # Writers end a line with its last byte.
+            # A complete line ends with a line break.
             if next(lines, None) is None and not path.read_bytes().endswith((b"\n", b"\r")):
                 raise DataError(
-                    f"{printable(str(path))}, line {number}, the last: cut off: the run was killed, or still writes",
-                    hint="wait for its end; resume a killed run with trainstone train --resume RUN",
+                    f"{printable(str(path))}, line {number} (last): truncated; the run was killed or is still writing",
+                    hint="wait until the run ends; resume a killed run with `trainstone train --resume RUN`",
                 ) from err
             raise damaged_line(path, number, str(err), HINT) from err
         if event is not None:
@@ -89,37 +89,37 @@ def scan_mllog(path: Path) -> Iterator[Event]:
 def read_mllog(path: Path) -> list[Event]:
     events = list(islice(scan_mllog(path), MAX_EVENTS + 1))
     if len(events) > MAX_EVENTS:
-        raise DataError(f"{printable(str(path))}: more than {MAX_EVENTS} MLPerf events in it", hint=HINT)
+        raise DataError(f"{printable(str(path))}: more than {MAX_EVENTS} MLPerf events", hint=HINT)
     if not events:
-        raise DataError(f"{printable(str(path))}: no MLPerf log line in it (:::MLLOG, :::MLL, :::MLPv0.5)", hint=HINT)
+        raise DataError(f"{printable(str(path))}: no MLPerf log line found (:::MLLOG, :::MLL, :::MLPv0.5)", hint=HINT)
     return events
 
 
 def parse_line(line: str) -> Event | None:
-    """Return the event of a line, None where it holds none; a ValueError says what is wrong with it."""
+    """Return the event of a line, None if it has none; raise ValueError for an invalid line."""
     found = _TOKEN.match(line)
     if found is None:
         return None
     rest = line[found.end() :].strip()
     if found[1] == "MLLOG":
         fields = _decode(rest, _Line)
-        kind = fields.event_type or kind_of(fields.key)  # logs of TensorFlow's models of 0.7 have no type
+        kind = fields.event_type or find_event_kind(fields.key)  # 0.7 logs of TensorFlow's models lack the type
         namespace = fields.namespace if isinstance(fields.namespace, str) else ""
         return Event(fields.key, fields.value, kind, int(fields.time_ms), fields.metadata or {}, namespace)
     if found[1] != "MLL":
         return _parse_05(rest)
     found = _LINE_06.fullmatch(rest)
     if found is None:
-        raise ValueError("it is no line of MLPerf 0.6: time, key, colon and JSON")
+        raise ValueError("invalid line of MLPerf 0.6; expected time, key, colon and JSON")
     seconds, key, written = found.groups()
     content = _decode(written, _Value)
-    return Event(key, content.value, kind_of(key), _milliseconds(seconds), content.metadata or {})
+    return Event(key, content.value, find_event_kind(key), _milliseconds(seconds), content.metadata or {})
 
 
 def _parse_05(text: str) -> Event:
     found = _LINE_05.fullmatch(text)
     if found is None:
-        raise ValueError("it is no line of MLPerf 0.5: benchmark, time, (file:line), key and maybe a value")
+        raise ValueError("invalid line of MLPerf 0.5; expected benchmark, time, (file:line), key and an optional value")
     benchmark, seconds, file, line, old_key, rest = found.groups()
     value = None if rest is None else _decode(rest, Any)
     key = _KEYS_05.get(old_key, old_key)
@@ -127,18 +127,18 @@ def _parse_05(text: str) -> Event:
     if key == "epoch_start":
         value, metadata["epoch_num"] = None, value
     elif key == "cache_clear" and value is None:
-        value = True  # the line itself said so
+        value = True  # the line has no value: it means true
     elif key == "eval_accuracy" and isinstance(value, dict):
         metadata["epoch_num"] = value.get("epoch")
         value = value.get("value")
     elif key == "run_stop" and isinstance(value, dict):
         succeeded = str(value.get("success")).lower() == "true"
         value, metadata["status"] = None, "success" if succeeded else "aborted"
-    return Event(key, value, kind_of(key), _milliseconds(seconds), metadata, benchmark)
+    return Event(key, value, find_event_kind(key), _milliseconds(seconds), metadata, benchmark)
 
 
-def kind_of(key: str) -> Kind:
-    """Return what an event is by its key, as MLPerf's keys are named."""
+def find_event_kind(key: str) -> Kind:
+    """Return the type of an event from the suffix of its key."""
     if key.endswith("_start"):
         return "INTERVAL_START"
     return "INTERVAL_END" if key.endswith("_stop") else "POINT_IN_TIME"
@@ -153,4 +153,4 @@ def _decode(text: str, form: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=form)
     except RecursionError as err:
-        raise ValueError("its JSON is nested too deeply") from err
+        raise ValueError("JSON is nested too deeply") from err

@@ -1,6 +1,6 @@
-"""The kernels in a CSV of NVIDIA's ncu, among whatever else was printed: a metric per row, or (--page raw) per column.
+"""Read kernels and their metrics from the CSV output of NVIDIA's ncu, which may be mixed with other output.
 
-What the metrics mean is not known here; trace/core_utilisation.py makes use of them.
+Metrics are in rows, or in columns with `--page raw`. trace/core_utilisation.py interprets them.
 """
 
 import contextlib
@@ -20,28 +20,30 @@ PERMISSION_HINT = (
     "run as root, or: echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/profiling.conf"
     " and reboot; a container needs --cap-add=SYS_ADMIN"
 )
-HINT = "make it again: ncu --csv --log-file FILE.csv ..., or ncu --import FILE.ncu-rep --csv --page raw > FILE.csv"
-LOCALE_HINT = "make it again with LC_ALL=C before the command, or: LC_ALL=C ncu --import FILE.ncu-rep --csv --page raw"
+HINT = "create it again: ncu --csv --log-file FILE.csv ..., or ncu --import FILE.ncu-rep --csv --page raw > FILE.csv"
+LOCALE_HINT = (
+    "create it again with LC_ALL=C before the command, or: LC_ALL=C ncu --import FILE.ncu-rep --csv --page raw"
+)
 MAX_ROW_LINES = 50
-# 1e30 is beyond any counter; larger numbers are damage, and their products would overflow.
+# Beyond any counter: larger numbers are damage, and their products would overflow.
 MAX_VALUE = 1e30
-# Columns of the wide form that say where a kernel ran; all others are metrics.
+# Columns of the wide form that are not metrics.
 PLACE_COLUMNS = {
     *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream"),
     *("", "Block Size", "Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value"),
 }
 LONG_COLUMNS = {"ID", "Kernel Name", "Metric Name", "Metric Value"}
 _ROW_START = re.compile(r'\s*"[0-9][0-9,]*","')
-# Nsight Compute's window exports the unit with the name: gpc__cycles_elapsed.max [cycle]
+# The GUI of Nsight Compute exports the unit with the name: gpc__cycles_elapsed.max [cycle]
 _WITH_UNIT = re.compile(r"(\S+) \[([^][]*)\]")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
-# As other locales write it: 1.234.567 or 1 234,5 or 1'234; 12,5 or 12,34,567.
+# Numbers in other locales: 1.234.567 or 1 234,5 or 1'234; 12,5 or 12,34,567.
 _OTHER_LOCALE = re.compile(
     "[+-]?(?:[0-9]{1,3}(?:[. \u00a0\u202f'\u2019][0-9]{3})+(?:[.,][0-9]+)?|[0-9]+(?:,[0-9]+)+(?:\\.[0-9]+)?)"
 )
 # `--print-metric-instances` adds each instance's value: 100 (50; 50)
 _INSTANCES = re.compile(r"(?<=[0-9]) \([^()]*\)$")
-# Powers of ten; ncu's Kbyte is 1000 bytes.
+# Powers of ten: ncu's Kbyte is 1000 bytes.
 _LARGE = {"K": 3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 _SMALL = {"m": -3, "u": -6, "\u00b5": -6, "\u03bc": -6, "n": -9, "p": -12}
 _SECONDS = ("second", "s")
@@ -51,7 +53,7 @@ _UNITS = {
 
 
 class Metric(NamedTuple):
-    """A number in its plain unit: cycle, byte, second, inst, %; empty where ncu gave none."""
+    """A value in its base unit: cycle, byte, second, inst, %; "" if ncu gave none."""
 
     value: float
     unit: str
@@ -61,11 +63,11 @@ class Metric(NamedTuple):
 class NcuKernel:
     process: int | None
     run: int
-    """Which table of the file it is in: a process id may come again in another."""
+    """Index of the table in the file: process ids may repeat in other tables."""
     id: int
     name: str
     metrics: dict[str, Metric] = field(default_factory=dict)
-    """Numbers only: text and what was not measured is skipped."""
+    """Numbers only: text and missing values are skipped."""
 
 
 @dataclass(frozen=True)
@@ -75,30 +77,30 @@ class NcuFile:
 
 
 def read_ncu(path: Path, wanted: Collection[str] | None = None) -> NcuFile:
-    """Read all kernels with their metrics, or only with those `wanted` (the wide form may have a thousand)."""
+    """Read all kernels with all metrics, or only the `wanted` ones (the wide form may have a thousand)."""
     name = printable(str(path))
     reader = _NcuReader(path, wanted)
     for number, text in read_lines(path):
         if text.startswith("NVR\0"):
             hint = f"ncu --import {name} --csv --page raw > FILE"
-            raise DataError(f"{name} is a report of ncu, not its CSV", hint=hint)
+            raise DataError(f"{name} is a binary report of ncu; expected CSV", hint=hint)
         reader.take_line(number, text.removeprefix("\ufeff"))
     if reader.open:
         raise damaged_line(path, number, "the file ends within a row", HINT)
     if not reader.kernels:
-        shown = f"it says {printable(reader.output.strip())[:200]!r}" if reader.output else "it has no rows"
-        raise DataError(f"no kernel in {name}: {shown}", hint=HINT)
+        shown = f"it contains {printable(reader.output.strip())[:200]!r}" if reader.output else "it has no rows"
+        raise DataError(f"{name}: no kernel found; {shown}", hint=HINT)
     return NcuFile(name, tuple(reader.kernels.values()))
 
 
 class _NcuReader:
-    """Takes line by line: a header, units, rows, and output of ncu or the program in between."""
+    """Parse line by line: header, units and rows, mixed with output of ncu or of the program."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
         self.path, self.wanted = path, wanted
         self.kernels: dict[tuple[int, int | None, int, str], NcuKernel] = {}
         self.output = ""
-        """What explains a file without kernels: an error of ncu, else a warning, else the first line."""
+        """Explains a file without kernels: an error of ncu, else a warning, else the first line."""
         self.open = ""
         """A row that continues on the next line."""
         self._columns: list[str] = []
@@ -107,13 +109,14 @@ class _NcuReader:
 
     def take_line(self, number: int, text: str) -> None:
         if "ERR_NVGPUCTRPERM" in text:
-            what = "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)"
+            what = "ncu has no permission to read the GPU's performance counters (ERR_NVGPUCTRPERM)"
             raise MachineError(what, hint=PERMISSION_HINT)
         text, self.open = f"{self.open}\n{text}" if self.open else text, ""
-        # Output may start with a number, too, but has fewer commas than a row.
+        # Other output may also start with a number, but has fewer commas than a row.
         plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
         begins = bool(self._columns) and (plain or _ROW_START.match(text) is not None)
-        if begins and text.count('"') % 2 and text.count("\n") < MAX_ROW_LINES:  # a quoted field may hold line ends
+        # A quoted field may contain line breaks.
+        if begins and text.count('"') % 2 and text.count("\n") < MAX_ROW_LINES:
             self.open = text
             return
         fields: list[str] | None = None
@@ -155,14 +158,14 @@ class _NcuReader:
         process = parse_count(row["Process ID"].replace(",", ""))
         kernel = NcuKernel(process, self._table, kernel_id, row["Kernel Name"])
         kernel = self.kernels.setdefault((self._table, process, kernel_id, kernel.name), kernel)
-        message = [(row["Metric Name"], row["Metric Unit"], row["Metric Value"])]
-        for metric, unit, value in message if long else zip(self._columns, self._units, fields, strict=False):
+        row_metric = [(row["Metric Name"], row["Metric Unit"], row["Metric Value"])]
+        for metric, unit, value in row_metric if long else zip(self._columns, self._units, fields, strict=False):
             text = _INSTANCES.sub("", value)
             if metric in PLACE_COLUMNS and not long:
                 continue
             if not _NUMBER.fullmatch(text):
                 if _OTHER_LOCALE.fullmatch(text):
-                    what = f"{printable(metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
+                    what = f"{printable(metric)}: number {printable(text)} is in another locale; expected 1,234.5"
                     raise damaged_line(self.path, number, what, LOCALE_HINT)
                 continue
             if metric in kernel.metrics or (self.wanted is not None and metric not in self.wanted):
@@ -177,7 +180,7 @@ class _NcuReader:
 
 
 def _scale_word(word: str) -> tuple[str, int]:
-    """Return the plain unit and the power of ten to multiply by."""
+    """Return the base unit and the power of ten of a unit with a prefix."""
     if word in _SECONDS:
         return "second", 0
     if word[:1] in _SMALL and word[1:] in _SECONDS:

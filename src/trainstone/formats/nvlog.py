@@ -1,7 +1,7 @@
-"""NVLOG lines, the log of NVIDIA's and IBM's TensorFlow ResNet-50: written as they were, read from any log.
+"""Read and write NVLOG lines, the log of NVIDIA's and IBM's TensorFlow ResNet-50.
 
 :::NVLOGv0.2.3 resnet 1605627671.803228855 (training_hooks.py:100) iteration: 10
-Read, too, where a terminal 80 columns wide has broken the lines.
+Lines that a terminal wrapped at 80 columns are read, too.
 """
 
 import json
@@ -25,30 +25,30 @@ MESSAGES = (
     *("Model HParams:", STARTING_TRAINING, ENDING_TRAINING, STARTING_EVALUATION, ENDING_EVALUATION),
     *(SYNTHETIC, COSINE, XLA),
 )
-"""What is said without a value."""
+"""Messages without a value."""
 
 HEAD = re.compile(
     r":::NVLOGv([0-9.]{1,20}) (\S{1,200}) ([0-9]{1,12}\.[0-9]{9}) \(([^:()\s]{1,200}):([0-9]{1,9})\) ?(.*)", re.DOTALL
 )
 COLUMNS = 80
-MOST_ROWS = 16
-"""Of one line; what is longer is taken for something else."""
+MAX_ROWS = 16
+"""Maximum rows of a wrapped line; longer text is not part of it."""
 _KNOWN = {message.replace(" ", ""): message for message in MESSAGES}
 
 
 class Entry(NamedTuple):
-    """One line: a key with its value, or a key alone."""
+    """One line: a key with a value, or only a key."""
 
     version: str
     model: str | None
-    """None: not named yet."""
+    """None: not known yet."""
     time_seconds: float
-    """Since 1970."""
+    """Since 1970-01-01 UTC."""
     file: str
     line: int
     key: str
     value: Any = None
-    """Of JSON; None where the key is all that was said."""
+    """Parsed from JSON; None if there is only a key."""
 
 
 def format_line(entry: Entry) -> str:
@@ -58,7 +58,7 @@ def format_line(entry: Entry) -> str:
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
-    """Yield the entries of a log; lines of anything else are passed over."""
+    """Yield the entries of a log; other lines are skipped."""
     rows: list[str] = []
     indent = ""
     for line in lines:
@@ -66,8 +66,8 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
             if rows:
                 yield _read_rows(rows)
             rows, indent = [found.group()], line[: found.start()]
-        # A space at the end of a row is often lost, as one at the beginning.
-        elif rows and COLUMNS - 1 <= len(rows[-1]) <= COLUMNS and len(rows) < MOST_ROWS:
+        # Spaces at the start and end of a row are often lost.
+        elif rows and COLUMNS - 1 <= len(rows[-1]) <= COLUMNS and len(rows) < MAX_ROWS:
             rows[-1] = rows[-1].ljust(COLUMNS)
             rows.append(line.removeprefix(indent))
         elif rows:
@@ -78,12 +78,12 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def read_nvlog(path: Path) -> list[Entry]:
-    hint = "the program prints them to stdout: redirect it, as in `python main.py ... |& tee FILE`"
+    hint = "the program prints them to stdout; redirect it: `python main.py ... |& tee FILE`"
     return read_log(path, parse_lines, ":::NVLOG line", hint)
 
 
 def _read_rows(rows: list[str]) -> Entry:
-    """Join as many of the rows as make sense together: a full row may be followed by something else."""
+    """Parse as many rows as form an entry: unrelated output may follow a full row."""
     for number in range(len(rows), 1, -1):
         entry = _read_entry("".join(rows[:number]))
         known = _KNOWN.get(entry.key.replace(" ", ""))
@@ -94,7 +94,7 @@ def _read_rows(rows: list[str]) -> Entry:
 
 def _read_entry(text: str) -> Entry:
     found = HEAD.match(text)
-    assert found  # rows begin with one
+    assert found  # the first row matches HEAD
     version, model, seconds, file, line, message = found.groups()
     key, _, rest = message.strip().partition(":")
     try:

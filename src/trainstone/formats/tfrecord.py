@@ -1,4 +1,4 @@
-"""TFRecord files: framing, checksums, DALI's index of them; and tf.train.Example, which most of their records hold.
+"""Read and write TFRecord files, DALI's index of them, and tf.train.Example messages.
 
 A record is a 64-bit length, the masked CRC-32C of the length, the data, and the masked CRC-32C of the data.
 Example { Features features = 1 }   Features { map<string, Feature> feature = 1 }
@@ -26,56 +26,56 @@ _MASK = 0xA282EAD8
 _ZLIB_STARTS = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
-def frame(data: bytes) -> bytes:
+def frame_record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
     head = struct.pack("<I", _mask(google_crc32c.value(length)))
     return b"".join((length, head, data, struct.pack("<I", _mask(google_crc32c.value(data)))))
 
 
-def index_line(span: ByteSpan) -> str:
+def format_index_line(span: ByteSpan) -> str:
     return f"{span.offset} {span.size}\n"
 
 
 def read_index(path: Path) -> list[ByteSpan]:
     """Return the records listed in an index as tfrecord2idx writes it."""
     spans = []
-    expected = "expected the offset and the size of a record, as in 0 1234"
+    expected = "expected the offset and size of a record, e.g. 0 1234"
     for number, offset, size in read_count_pairs(path, None, expected):
         if size < FRAMING_BYTES:
-            raise damaged_line(path, number, f"a record has at least {FRAMING_BYTES} bytes, here {size}")
+            raise damaged_line(path, number, f"record size {size}; at least {FRAMING_BYTES} bytes are expected")
         spans.append(ByteSpan(offset, size))
     return spans
 
 
 class TFRecordFile(MappedFile):
-    """A TFRecord file, read by byte offset. Records are views of the mapped file; several threads may read."""
+    """A TFRecord file, read by byte offset. Records are views of the mapped file; reading is thread-safe."""
 
     def spans(self, start: int = 0) -> Iterator[ByteSpan]:
-        """Yield where each record lies from this byte on. Lengths are checked, data is not read."""
+        """Yield the span of each record from byte `start` on. Lengths are checked, data is not read."""
         while start < self.size:
             span = ByteSpan(start, FRAMING_BYTES + self._length(start))
             yield span
             start = span.end
 
     def read(self, offset: int, *, check: bool = True) -> memoryview:
-        """Return the data of the record at this byte, checked against both checksums, or only that of its length."""
+        """Return the data of the record at this byte; without `check`, only the checksum of the length is verified."""
         length = self._length(offset)
         begin = offset + HEADER_BYTES
         data = self.view[begin : begin + length]
         if not check:
             return data
         crc = 0
-        for start in range(0, length, _CHUNK_BYTES):  # the library takes bytes only, so copies are made piece by piece
+        for start in range(0, length, _CHUNK_BYTES):  # google_crc32c takes only bytes, so the data is copied in chunks
             crc = google_crc32c.extend(crc, bytes(data[start : start + _CHUNK_BYTES]))
         (stored,) = struct.unpack_from("<I", self.view, begin + length)
         if stored != _mask(crc):
-            raise self.damaged(offset, f"the {length} bytes of the record do not fit their checksum")
+            raise self.damaged(offset, f"checksum mismatch in the {length} bytes of the record")
         return data
 
     def resync(self, offset: int) -> int | None:
-        """Return the next byte after this one where a record seems to start: a length that fits its checksum and file.
+        """Return the next offset with a plausible record: its length matches its checksum and fits the file.
 
-        Only lengths below 4 GiB are looked for; a longer record cannot be a protocol buffer.
+        Only lengths below 4 GiB are searched; a longer record cannot be a protocol buffer.
         """
         array = np.frombuffer(self.view, np.uint8)
         for start in range(max(offset + 1, 0), self.size - FRAMING_BYTES + 1, _CHUNK_BYTES):
@@ -83,8 +83,8 @@ class TFRecordFile(MappedFile):
             found: list[int] = []
             for shift in range(4):
                 words = window[shift : len(window) - (len(window) - shift) % 4].view("<u4")
-                # Length below 4 GiB, and a checksum: files with holes are full of zeros, and one length at most has
-                # checksum 0.
+                # A length below 4 GiB and a nonzero checksum: sparse files are full of zeros, and at most one length
+                # has checksum 0.
                 places = np.flatnonzero((words[1:-1] == 0) & (words[2:] != 0))
                 room_bytes = self.size - start - FRAMING_BYTES - shift - 4 * places
                 fits = words[places].astype(np.int64) <= room_bytes
@@ -95,24 +95,24 @@ class TFRecordFile(MappedFile):
         return None
 
     def _length(self, offset: int) -> int:
-        """Return the length of the data of the record at this byte, all of which lies in the file."""
+        """Return the data length of the record at this byte, checked to be within the file."""
         if not 0 <= offset < self.size:
-            raise self.damaged(offset, f"no record starts there; the file has {self.size} bytes")
+            raise self.damaged(offset, f"no record starts here; the file has {self.size} bytes")
         header = bytes(self.view[offset : offset + HEADER_BYTES])
         if len(header) < HEADER_BYTES or not _is_header(header):
-            # Only now: a sound record of 35615 bytes starts with gzip's two bytes, too.
+            # Checked only now, because a valid record of 35615 bytes also starts with gzip's magic number.
             if offset == 0 and header.startswith(b"\x1f\x8b"):
                 hint = f"gunzip < {self.path.name} > plain.tfrecord"
                 raise self.damaged(0, "the TFRecord file is compressed with gzip", hint)
             if offset == 0 and header.startswith(_ZLIB_STARTS):
                 raise self.damaged(0, "the TFRecord file is compressed with zlib", "write it without compression")
-            ends = f"the file ends within a record's header, at byte {self.size}"
+            ends = f"the file ends within a record header, at byte {self.size}"
             raise self.damaged(
-                offset, ends if len(header) < HEADER_BYTES else "a record's length does not fit its checksum"
+                offset, ends if len(header) < HEADER_BYTES else "checksum mismatch in the length of a record"
             )
         length = int.from_bytes(header[:8], "little")
         if length > self.size - offset - FRAMING_BYTES:
-            raise self.damaged(offset, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
+            raise self.damaged(offset, f"record of {length} bytes exceeds the file; the file has {self.size} bytes")
         return length
 
 
@@ -129,18 +129,18 @@ _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _FIELDS = {kind: field for field, kind in _KINDS.items()}
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
-_HINT = "the record holds something else, or was damaged before its checksum was made"
+_HINT = "the record has another format, or was damaged before its checksum was computed"
 
 
 class Feature(NamedTuple):
-    """A list of values and their kind: bytes, int64, float; or none, without values, where the message says nothing."""
+    """A list of values and their kind: bytes, int64 or float; none if the message has no list."""
 
     kind: str
     values: list[Any]
 
 
 Field = tuple[int, int, int, int]
-"""A field of a message: its number, its wire type, and where its content begins and ends."""
+"""A field of a message: number, wire type, start and end of its content."""
 
 
 def bytes_feature(*values: bytes) -> Feature:
@@ -152,12 +152,12 @@ def int64_feature(*values: int) -> Feature:
 
 
 def float_feature(*values: float) -> Feature:
-    """Return a list of numbers, which are stored with 32 bits."""
+    """Return a feature of numbers, which are stored as 32-bit floats."""
     return Feature("float", list(values))
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """Return the message; the same features give the same bytes, whatever their order."""
+    """Return the encoded message; features are sorted, so the bytes do not depend on their order."""
     entries = []
     for name in sorted(features):
         kind, values = features[name]
@@ -169,21 +169,20 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
             elif kind == "float":
                 content = _delimited(1, struct.pack(f"<{len(values)}f", *values))
             else:
-                struct.pack(f"<{len(values)}q", *values)  # refuses what is no int64
+                struct.pack(f"<{len(values)}q", *values)  # raises struct.error for values out of range
                 content = _delimited(1, b"".join(_varint(value & 0xFFFFFFFFFFFFFFFF) for value in values))
             entry = _delimited(1, name.encode()) + _delimited(2, _delimited(_FIELDS[kind], content))
         except (ValueError, OverflowError, struct.error) as err:
-            raise DataError(f"feature {printable(name)} cannot be stored: {err}") from err
+            raise DataError(f"cannot encode feature {printable(name)}: {err}") from err
         entries.append(_delimited(1, entry))
     return _delimited(1, b"".join(entries))
 
 
 def decode_example(data: bytes | memoryview, where: str, *, skip: Collection[str] = ()) -> dict[str, Feature]:
-    """Return the features of a message but those to skip; `where` (a file and a byte) goes before an error's text.
+    """Return the features of a message except those in `skip`; `where` (file and byte) prefixes error messages.
 
-    As protocol buffers have it: fields it does not know are skipped, of a name met twice the last counts, lists of
-    one kind in one feature are joined, and a feature without a kind is of kind none. Groups, which no Example has and
-    protocol buffers gave up, are damage.
+    As in protocol buffers, unknown fields are skipped, the last of duplicate names counts, and lists of the same kind
+    in one feature are joined. A feature without a list has kind none. Groups (deprecated) are rejected.
     """
     view = memoryview(data)
     features: dict[str, Feature] = {}
@@ -197,7 +196,7 @@ def decode_example(data: bytes | memoryview, where: str, *, skip: Collection[str
                     if name not in skip:
                         features[name] = feature
     except (ValueError, struct.error) as err:
-        raise DataError(f"{where}: the record is not a tf.train.Example: {err}", hint=_HINT) from None
+        raise DataError(f"{where}: not a tf.train.Example: {err}", hint=_HINT) from None
     return features
 
 
@@ -225,7 +224,7 @@ def _decode_entry(view: memoryview, start: int, end: int, skip: Collection[str])
 
 
 def _decode_feature(view: memoryview, start: int, end: int, feature: Feature) -> Feature:
-    """Return the feature with what this message adds to it: values of its kind, or another kind."""
+    """Return `feature` merged with this message: values of the same kind are appended, another kind replaces it."""
     for number, wire, begin, stop in _fields(view, start, end):
         kind = _KINDS.get(number)
         if kind is None or wire != _LENGTH:
@@ -239,7 +238,7 @@ def _decode_feature(view: memoryview, start: int, end: int, feature: Feature) ->
 
 
 def _decode_values(view: memoryview, kind: str, field: Field) -> list[Any]:
-    """Return the values of one field of a list: one, or many if packed; none if its wire type is not of this kind."""
+    """Return the values of one field of a list: one, many if packed, none if its wire type does not fit the kind."""
     _, wire, at, end = field
     if kind == "bytes":
         return [bytes(view[at:end])] if wire == _LENGTH else []
@@ -248,7 +247,7 @@ def _decode_values(view: memoryview, kind: str, field: Field) -> list[Any]:
     if wire not in (_LENGTH, _VARINT):
         return []
     data = bytes(view[at:end])
-    if data.isascii():  # all below 128: a byte each
+    if data.isascii():  # all below 128: one byte each
         return list(data)
     values = []
     while at < end:
@@ -262,7 +261,7 @@ def _fields(view: memoryview, at: int, end: int) -> Iterator[Field]:
         tag, at = _read_varint(view, at, end)
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29 or wire not in (_VARINT, _LENGTH, *_WIDTHS):
-            raise ValueError(f"field number {number} of wire type {wire} before byte {at} of its data")
+            raise ValueError(f"invalid field {number} of wire type {wire} before byte {at} of the data")
         if wire == _VARINT:
             length = _read_varint(view, at, end)[1] - at
         elif wire == _LENGTH:
@@ -270,13 +269,13 @@ def _fields(view: memoryview, at: int, end: int) -> Iterator[Field]:
         else:
             length = _WIDTHS[wire]
         if length > end - at:
-            raise ValueError(f"a field of {length} bytes at byte {at} of its data, where {end - at} are left")
+            raise ValueError(f"field of {length} bytes at byte {at} of the data, but only {end - at} bytes are left")
         yield number, wire, at, at + length
         at += length
 
 
 def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return a number of 64 bits and the byte after it."""
+    """Return a 64-bit number and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -286,4 +285,4 @@ def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
-    raise ValueError(f"a number that is cut off or longer than 10 bytes at byte {at} of its data")
+    raise ValueError(f"varint truncated or longer than 10 bytes at byte {at} of the data")

@@ -1,4 +1,4 @@
-"""Engines that start ranks from here: torchrun on this host; Open MPI's mpirun on one or many, also in Apptainer."""
+"""Start ranks on this host with torchrun."""
 
 import os
 import shlex
@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 from trainstone.errors import ConfigError, MachineError
-from trainstone.launch.verb import Verb, rank_environment
+from trainstone.launch.verb import Verb, build_rank_environment
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.facts import read_facts
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.machine.supervisor import LaunchPlan
 from trainstone.units import format_bytes, format_count
 
-# The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
+# Minimum memory per rank: peak unique set size of each of two ranks that train demo-classify with 8 images of
 # 32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread).
 RANK_MEMORY_BYTES = 1300 * 2**20
 
@@ -24,13 +24,13 @@ def count_cuda_devices() -> int:
     if shown is None:
         return found
     names = [name.strip() for name in shown.split(",")]
-    # CUDA stops at the first that is none.
-    valid = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+    # CUDA stops at the first invalid entry.
+    valid = next((index for index, name in enumerate(names) if name in ("", "-1")), len(names))
     return min(found, valid)
 
 
 def count_used_devices(verb: Verb) -> int:
-    """Each rank takes the CUDA device of its number; 0: they run on the CPU."""
+    """Return how many CUDA devices the ranks can use, one per rank; 0: they run on the CPU."""
     return count_cuda_devices() if verb.config.device in ("auto", "cuda") else 0
 
 
@@ -38,8 +38,8 @@ def choose_ranks(requested: int | None) -> int:
     ranks = requested or count_cuda_devices()
     if not ranks:
         raise ConfigError(
-            f"{name_host()} shows no CUDA devices, so the number of ranks is not known",
-            hint="add --ranks N; N ranks on the CPU divide its cores",
+            f"unknown number of ranks: {get_host_name()} has no CUDA devices",
+            hint="--ranks 2 starts two ranks on the CPU, which share its cores",
         )
     return ranks
 
@@ -47,14 +47,14 @@ def choose_ranks(requested: int | None) -> int:
 def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> LaunchPlan:
     on_cuda, cores = bool(count_used_devices(verb)), available_cores().threads
     settings = verb.system.launch if verb.system else None
-    environment = rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
-    if "OMP_NUM_THREADS" not in os.environ:  # torchrun would take 1
+    environment = build_rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun's default is 1
         environment["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
     environment |= settings.environment if settings else {}
     counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
-    # --standalone meets at a free port of this host, so that several may run.
+    # --standalone uses a free port of this host, so that several launches can run.
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", *counts, "--no-python", "--"]
-    notes = () if on_cuda or ranks <= cores else (f"{ranks} ranks share {cores} cores of {name_host()}",)
+    notes = () if on_cuda or ranks <= cores else (f"{ranks} ranks share {cores} cores of {get_host_name()}",)
     return LaunchPlan(
         engine="local",
         command=(*torchrun, *verb.command()),
@@ -64,14 +64,14 @@ def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: 
     )
 
 
-def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: bool = False) -> None:
-    """Refuse more ranks than this machine has CUDA devices or CPUs, and more than its memory allows."""
+def check_capacity(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: bool = False) -> None:
+    """Raise for more ranks than this machine has CUDA devices or CPUs, or memory for."""
     devices, memory = count_used_devices(verb), memory_available_bytes()
     cores = available_cores()
-    # Hyper-threads count: as many ranks as `nproc` shows are allowed.
+    # Hyper-threads count: `nproc` ranks are allowed.
     cpus = cores.logical if cores.quota_cores is None else min(cores.logical, max(1, int(cores.quota_cores)))
-    places = devices or cpus
-    fitting = min(places, memory // RANK_MEMORY_BYTES)
+    slots = devices or cpus
+    fitting = min(slots, memory // RANK_MEMORY_BYTES)
     lacks_devices = 0 < devices < ranks  # a rank cannot share the device of another
     if ranks <= fitting or (oversubscribe and not lacks_devices):
         return
@@ -79,10 +79,10 @@ def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: 
     restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
     command = ["trainstone", "launch", "local", "--ranks", str(fitting), *restarts, "--", verb.name, *verb.arguments]
     hints = [shlex.join(command)] if fitting else []
-    hints += [] if lacks_devices else ["--oversubscribe starts them nevertheless"]
+    hints += [] if lacks_devices else ["--oversubscribe starts them anyway"]
     raise MachineError(
-        f"cannot start {format_count(ranks, 'rank')} on {name_host()}: it has {format_count(places, kind)} and "
-        f"{format_bytes(memory)} of available memory; {fitting} fit, "
+        f"cannot start {format_count(ranks, 'rank')} on {get_host_name()}: it has {format_count(slots, kind)} and "
+        f"{format_bytes(memory)} of available memory; at most {fitting} fit, "
         f"with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
         hint="\n".join(hints),
     )

@@ -1,4 +1,4 @@
-"""The verb that ranks are to run: parsed as far as the launcher must know, and planned by a dry run of it."""
+"""Parse the verb that the ranks run, as far as the launcher needs it, and check it with a dry run."""
 
 import json
 import os
@@ -13,27 +13,29 @@ from trainstone.config.schema import Config, System
 from trainstone.errors import ConfigError, ResultError
 from trainstone.flows.child_runs import TRAINSTONE, explain_end
 from trainstone.machine.launch_protocol import (
-    ALONE_VERBS,
     FOLDER,
     LAUNCH,
     RANKS,
     RUN,
+    SINGLE_RANK_VERBS,
     VERBS,
-    forget_attempt,
-    without_launch,
+    remove_attempt_files,
+    remove_launch_variables,
 )
 from trainstone.machine.ranks import BIND
 from trainstone.results.run_folder import name_run, read_result, refuse_running
 
-# Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it.
+# Verbs without --system: their configuration comes with the weights. The launcher still uses it for nodes and devices.
 WITHOUT_SYSTEM = ("eval",)
-IMAGE_PYTHON = "python3"  # inside an Apptainer image; the interpreter outside is another
+IMAGE_PYTHON = "python3"  # in an Apptainer image, whose interpreter is not the host's
 
 
 @dataclass(frozen=True)
 class Verb:
+    """A verb with its arguments, as all ranks run it."""
+
     name: str
-    arguments: tuple[str, ...]  # as ranks get them: what only concerns the launcher is taken out
+    arguments: tuple[str, ...]  # as ranks get them, without options for the launcher
     config: Config
     out: Path
     resume: Path | None
@@ -48,42 +50,46 @@ class Verb:
     def wrap(self, command: Sequence[str], image: str, binds: Sequence[Path], *, gpus: bool, program: str) -> list[str]:
         """Return a command line that runs `command` in an Apptainer image.
 
-        These folders and the data's have the names they have outside; one that lies within another is not named twice.
+        `binds` and the data folder are mounted under their own paths; a folder inside another is not repeated.
         """
         root = self.config.data.root
-        wanted = sorted({folder.absolute() for folder in (*binds, *([Path(root)] if root else []))})
-        outer = [one for one in wanted if not any(one != other and one.is_relative_to(other) for other in wanted)]
+        folders = sorted({folder.absolute() for folder in (*binds, *([Path(root)] if root else []))})
+        outer = [path for path in folders if not any(path != other and path.is_relative_to(other) for other in folders)]
         bound = [word for folder in outer for word in ("--bind", str(folder))]
         return [program, "exec", *(["--nv"] if gpus else []), *bound, image, *command]
 
 
-def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = None) -> Verb:
-    """Take a command line apart and let the verb itself check it; its own mistakes keep their message and code.
+def parse_verb(words: Sequence[str], *, system: str | None, ranks: int | None = None) -> Verb:
+    """Parse a command line and let the verb check it in a dry run; its errors keep message and exit code.
 
-    `system`: given to the launcher, for the verb as well. `ranks`: of one world, where it is known.
+    `system`: from the launcher's options, also passed to the verb. `ranks`: world size, if known.
     """
-    allowed = VERBS if ranks != 1 else (*VERBS, *ALONE_VERBS)
+    allowed = VERBS if ranks != 1 else (*VERBS, *SINGLE_RANK_VERBS)
     if not words or words[0] not in allowed:
-        named = repr(words[0]) if words else "nothing"
+        what = f"cannot launch {words[0]!r} on many ranks" if words else "no verb to launch"
         raise ConfigError(
-            f"{named} cannot be launched on many ranks; {', '.join(allowed)} can",
-            hint="for example: trainstone launch local --ranks 2 -- train demo-classify",
+            f"{what}: expected {', '.join(allowed)}",
+            hint="trainstone launch local --ranks 2 -- train demo-classify",
         )
     name, rest = words[0], list(words[1:])
     as_json, quiet = _take_flag(rest, "--json"), _take_flag(rest, "--quiet", "-q")
     dry_run = _take_flag(rest, "--dry-run")
-    theirs = _find_value(rest, "--system")
-    if system is not None and theirs is not None and theirs != system:
-        raise ConfigError(f"--system {system} and --system {theirs}", hint="give one of them")
-    if system is not None and theirs is None and name not in WITHOUT_SYSTEM:
+    verb_system = _find_value(rest, "--system")
+    if system is not None and verb_system is not None and verb_system != system:
+        raise ConfigError(
+            f"--system is given twice: {system} for launch, {verb_system} for {name}", hint="remove one of them"
+        )
+    if system is not None and verb_system is None and name not in WITHOUT_SYSTEM:
         rest += ["--system", system]
     if (_find_value(rest, "--runs") or "1") != "1":
         hint = "launch one run for each --seed instead"
-        raise ConfigError("--runs starts worlds of its own, one after the other", hint=hint)
+        raise ConfigError(f"cannot launch {name} --runs: it starts its runs one after the other", hint=hint)
     for option in ("--predict", "--export"):
         if any(word == option or word.startswith(f"{option}=") for word in rest):
-            raise ConfigError(f"{option} is the work of one process", hint="start it without `trainstone launch`")
-    resume, chosen = _find_value(rest, "--resume"), system or theirs
+            raise ConfigError(
+                f"cannot launch {name} {option}: it runs in one process", hint=f"trainstone {name} {option}"
+            )
+    resume, chosen = _find_value(rest, "--resume"), system or verb_system
     return Verb(
         name=name,
         arguments=tuple(rest),
@@ -98,11 +104,11 @@ def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = N
 
 
 def resolve_plan(name: str, arguments: Sequence[str]) -> Config:
-    """Return the configuration that the verb would run with; raise its error where it would not run."""
+    """Return the configuration that the verb would run with; raise its error if it would fail."""
     command = [*TRAINSTONE, name, *arguments, "--dry-run", "--json"]
     with TemporaryDirectory() as folder:
         (Path(folder) / FOLDER).mkdir()
-        environment = {**without_launch(os.environ), RUN: folder}  # where it leaves its error
+        environment = {**remove_launch_variables(os.environ), RUN: folder}  # the folder for its error
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise explain_end(Path(folder), done.returncode, done.stderr)
@@ -116,33 +122,33 @@ def _take_flag(words: list[str], *names: str) -> bool:
 
 
 def _find_value(words: Sequence[str], name: str) -> str | None:
-    """Return the value of an option, as --name VALUE or --name=VALUE; the last counts."""
+    """Return the value of an option given as --name VALUE or --name=VALUE; the last one counts."""
     value = None
-    for place, word in enumerate(words):
-        if word == name and place + 1 < len(words):
-            value = words[place + 1]
+    for index, word in enumerate(words):
+        if word == name and index + 1 < len(words):
+            value = words[index + 1]
         elif word.startswith(f"{name}="):
             value = word.partition("=")[2]
     return value
 
 
 def prepare_folder(verb: Verb, suffix: str = "") -> Path:
-    """Make the folder of a run with launch/ in it, or open that of a run to be resumed; return its absolute path.
+    """Create the folder of a new run with launch/ in it, or reuse that of a resumed run; return its absolute path.
 
-    `suffix` is appended to the recipe's name in the name of a new folder.
+    `suffix` follows the recipe's name in the name of a new folder.
     """
     if verb.resume is not None:
-        refuse_running(verb.resume, read_result(verb.resume))  # which says what is wrong where this is no run
+        refuse_running(verb.resume, read_result(verb.resume))  # raises if this is not a run folder
     run = (verb.resume or verb.out / name_run(f"{verb.config.name}{suffix}")).absolute()
     try:
         (run / FOLDER).mkdir(parents=True, exist_ok=verb.resume is not None)
-        forget_attempt(run)
+        remove_attempt_files(run)
     except OSError as err:
         raise ResultError(
-            f"cannot write run folder {run}: {err.strerror or err}", hint="choose another folder with --out DIR"
+            f"cannot write run folder {run}: {err.strerror or err}", hint="--out DIR chooses another folder"
         ) from err
     return run
 
 
-def rank_environment(run: Path, launch: str, *, ranks: int, bind: bool) -> dict[str, str]:
+def build_rank_environment(run: Path, launch: str, *, ranks: int, bind: bool) -> dict[str, str]:
     return {RUN: str(run), LAUNCH: launch, RANKS: str(ranks)} | ({BIND: "cores"} if bind else {})

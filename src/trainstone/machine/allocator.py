@@ -1,7 +1,7 @@
-"""Tell glibc to keep freed memory: it otherwise returns the activations to the kernel after every step, and the next
-step pays a page fault for each 4 KiB (ResNet-50, batch 16, two cores: 10 to 20 % of the speed).
+"""Make glibc keep freed memory. By default it returns the activations to the kernel after every step, and the next step
+has a page fault for each 4 KiB (ResNet-50, batch 16, two cores: 10 to 20 % of the speed).
 
-GLIBC_TUNABLES is read when a process starts, hence one restart. Only this process is changed, no system setting.
+GLIBC_TUNABLES is read when a process starts, so the process restarts once. No system setting is changed.
 """
 
 import ctypes
@@ -27,32 +27,34 @@ def describe_allocator(environment: Mapping[str, str] = os.environ) -> str:
 
 def keeps_memory(environment: Mapping[str, str] = os.environ) -> bool:
     parts = environment.get("GLIBC_TUNABLES", "").split(":")
-    set_to, wanted = (dict(part.partition("=")[::2] for part in texts) for texts in (parts, KEEP_TUNABLES))
-    return all(set_to.get(name, "").isdecimal() and int(set_to[name]) >= int(value) for name, value in wanted.items())
+    current, required = (dict(part.partition("=")[::2] for part in texts) for texts in (parts, KEEP_TUNABLES))
+    return all(
+        current.get(name, "").isdecimal() and int(current[name]) >= int(value) for name, value in required.items()
+    )
 
 
-def keeping_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with our settings added; a tunable that the user set stays as it is."""
+def add_tunables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with KEEP_TUNABLES added; a tunable that the user set is not changed."""
     parts = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
-    theirs = {part.partition("=")[0] for part in parts}
-    parts += [setting for setting in KEEP_TUNABLES if setting.partition("=")[0] not in theirs]
+    user_set = {part.partition("=")[0] for part in parts}
+    parts += [setting for setting in KEEP_TUNABLES if setting.partition("=")[0] not in user_set]
     return {**environment, "GLIBC_TUNABLES": ":".join(parts), RESTARTED: "1"}
 
 
 def restart_keeping_memory() -> None:
-    """Replace this process by itself with the settings; returns at once where they are set, or cannot be."""
+    """Restart this process with KEEP_TUNABLES; return at once if they are set already or cannot be set."""
     if platform.libc_ver()[0] != "glibc" or keeps_memory() or RESTARTED in os.environ:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], keeping_environment(os.environ))
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], add_tunables(os.environ))
 
 
 def keep_small_memory() -> None:
-    """Keep freed blocks of up to 32 MB, without a restart: enough for images, whose memory comes and goes.
+    """Keep freed blocks of up to 32 MB, without a restart; this covers decoded images.
 
-    Returned to the kernel after each image it costs a page fault for each 4 KiB and, with threads, a call to every
-    core (20,000 images of 95 kB, two cores: 4 s of system time instead of 1.5 s).
+    Returning the memory of each image to the kernel costs a page fault per 4 KiB and, with threads, an interrupt of
+    every core (20,000 images of 95 kB, two cores: 4 s of system time instead of 1.5 s).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

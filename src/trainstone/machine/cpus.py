@@ -1,6 +1,6 @@
-"""What this process may use: CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit); kills for memory.
+"""CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit) of this process; out-of-memory kills.
 
-Nothing here raises when a file of /proc or /sys is missing, unreadable or invalid: what cannot be read is None.
+A missing, unreadable or invalid file of /proc or /sys never raises; its value is None.
 """
 
 import math
@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# The CPUs this process was given at its start. With OMP_PROC_BIND set, importing torch binds the main thread to one
-# core, the only one that the system reports from then on. So the command line notes the set, in a variable that a
-# child process inherits.
+# CPUs of this process at its start. With OMP_PROC_BIND set, importing torch binds the main thread to one core, and the
+# system then reports only that core. So the command line stores the CPUs in this variable, for child processes too.
 GIVEN_CPUS = "TRAINSTONE_CPUS"
 CPU_FOLDER = "sys/devices/system/cpu"
 MAX_CPU_NUMBER = 65_535  # Linux builds for at most 8192 CPUs
@@ -21,7 +20,7 @@ UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number just below 
 
 @dataclass(frozen=True)
 class Cores:
-    """CPU cores this process may use; `threads` is how many compute threads it should start."""
+    """CPU cores this process may use; `threads`: number of compute threads to start."""
 
     logical: int
     physical: int | None
@@ -35,8 +34,8 @@ class CpuTicks:
 
     process: int  # user + nice + system
     interrupt: int
-    idle: int  # idle + waiting for a disk
-    steal: int  # time the hypervisor gave to another machine
+    idle: int  # idle + waiting for I/O
+    steal: int  # time the hypervisor gave to another virtual machine
     num_cpus: int
 
     @property
@@ -53,7 +52,7 @@ def read_text(path: Path) -> str | None:
 
 
 def parse_int(text: str | None) -> int | None:
-    """Return a count (zero or more), or None: no kernel counter we read may be negative."""
+    """Return a count (zero or more), or None; kernel counters are never negative."""
     try:
         value = int(text or "")
     except ValueError:
@@ -66,7 +65,7 @@ def read_int(path: Path) -> int | None:
 
 
 def read_cpuinfo(root: Path = Path("/")) -> dict[str, str]:
-    """Return /proc/cpuinfo's keys with their first value; the CPUs of a machine are alike in what we read."""
+    """Return /proc/cpuinfo's keys with their first value; the values used are the same for all CPUs."""
     info: dict[str, str] = {}
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         key, colon, value = line.partition(":")
@@ -76,7 +75,7 @@ def read_cpuinfo(root: Path = Path("/")) -> dict[str, str]:
 
 
 def parse_cpu_list(text: str | None) -> frozenset[int]:
-    """Read the kernel's "0-3,8" notation; anything malformed gives the empty set."""
+    """Parse the kernel's "0-3,8" notation; return an empty set for malformed text."""
     cpus: set[int] = set()
     for part in (text or "").split(","):
         first_text, dash, last_text = part.strip().partition("-")
@@ -96,17 +95,17 @@ def read_siblings(cpu: int, root: Path = Path("/")) -> frozenset[int]:
 
 
 def read_governor(root: Path = Path("/")) -> str | None:
-    """Return the frequency governor; several, joined by a comma, when the CPUs differ."""
+    """Return the frequency governor; if CPUs differ, all governors joined by commas."""
     paths = root.glob(f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/scaling_governor")
     return ",".join(sorted({name for path in paths if (name := read_text(path))})) or None
 
 
 def parse_cpu_ticks(stat_text: str | None, cpus: Collection[int]) -> CpuTicks | None:
-    """Sum /proc/stat over `cpus`; over the whole machine if one of them is not listed, or none is named."""
+    """Sum /proc/stat over `cpus`; over the whole machine if `cpus` is empty or one of them is not listed."""
     rows: dict[str, list[int]] = {}
     for line in (stat_text or "").splitlines():
         if not line.startswith("cpu"):
-            break  # the CPUs come first; the interrupt line after them is long
+            break  # the CPU lines come first; the interrupt line after them is long
         name, *fields = line.split()
         ticks = [tick for field in fields[:8] if (tick := parse_int(field)) is not None]
         if len(ticks) == 8:
@@ -123,7 +122,7 @@ def parse_cpu_ticks(stat_text: str | None, cpus: Collection[int]) -> CpuTicks | 
 
 
 class OpenFile:
-    """A kernel text file kept open and re-read from its start: no walk along the path at each sample."""
+    """A kernel text file that stays open and is read again from its start: no path lookup per sample."""
 
     def __init__(self, path: Path, size_bytes: int = 4096) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -143,13 +142,13 @@ class OpenFile:
 
 
 def remember_affinity() -> None:
-    """Note the CPUs we may use now; call it before torch is imported."""
+    """Store the CPUs this process may use; call it before torch is imported."""
     if hasattr(os, "sched_getaffinity"):
         os.environ[GIVEN_CPUS] = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0)))
 
 
 def read_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs a process may run on, its cpuset included; empty where the system has no affinity."""
+    """Return the CPUs a process may run on, its cpuset included; empty if the system has no affinity."""
     try:
         if pid in (0, os.getpid()) and GIVEN_CPUS in os.environ:
             return frozenset(int(cpu) for cpu in os.environ[GIVEN_CPUS].split(","))
@@ -164,7 +163,7 @@ def restore_affinity() -> None:
 
 
 def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Cores:
-    """Count the cores this process may use: its affinity, by core, limited by its cgroup's CPU quota."""
+    """Count the cores this process may use: physical cores of its affinity, limited by its cgroup's CPU quota."""
     cpus = read_affinity() if affinity is None else frozenset(affinity)
     siblings = [read_siblings(cpu, root) for cpu in cpus]
     logical, physical = len(cpus), len(set(siblings)) if all(siblings) else None
@@ -173,7 +172,7 @@ def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = N
 
         logical = psutil.cpu_count() or os.cpu_count() or 1
         physical = psutil.cpu_count(logical=False)
-    quotas = []  # in cores, of our cgroup and its ancestors; the tightest counts
+    quotas = []  # in cores, of this cgroup and its ancestors; the lowest counts
     for folder in cgroup_folders("cpu", root):
         quota_text, _, period_text = (read_text(folder / "cpu.max") or "").partition(" ")  # v2: "50000 100000"
         v1 = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
@@ -185,12 +184,12 @@ def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = N
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Return the tightest memory limit that a cgroup sets for this process, or None without one."""
+    """Return the lowest memory limit that a cgroup sets for this process, or None without one."""
     return min((limit for limit, _ in _read_memory_groups(root)), default=None)
 
 
 def memory_available_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory this process can still take without swapping or being killed by its cgroup."""
+    """Return how much memory this process can still allocate without swapping or exceeding its cgroup's limit."""
     import psutil  # not needed for --help
 
     free = int(psutil.virtual_memory().available)
@@ -198,10 +197,10 @@ def memory_available_bytes(root: Path = Path("/")) -> int:
 
 
 def _read_memory_groups(root: Path) -> Iterator[tuple[int, int | None]]:
-    """Yield (limit, bytes in use) of each cgroup above us that has a limit.
+    """Yield (limit, bytes in use) of each cgroup of this process that has a limit.
 
-    Page cache that the kernel drops on demand is not in use; the kubelet counts the same way ("working set").
-    Without this a container that has read its data set once would seem to be full.
+    Inactive page cache does not count as used, as in the kubelet's "working set"; otherwise a container that has read
+    its data set once would look full.
     """
     for folder in cgroup_folders("memory", root):
         for limit_name, usage_name, cache_key in (
@@ -222,9 +221,9 @@ def read_keyed_int(path: Path, key: str) -> int | None:
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Return the folders of this process's cgroup and all ancestors, v1 and v2 alike; some may not exist.
+    """Return the folders of this process's cgroup and all ancestors, for v1 and v2; some may not exist.
 
-    A container may see its own cgroup as the root of the hierarchy, which is among the ancestors.
+    The root of the hierarchy is included, because a container may see its own cgroup there.
     """
     folders: list[Path] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -238,15 +237,15 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
     return folders
 
 
-def count_kills(root: Path = Path("/")) -> dict[str, int]:
-    """Return the counters of processes killed for memory that can be read: the machine's, our cgroups'."""
+def count_oom_kills(root: Path = Path("/")) -> dict[str, int]:
+    """Return the readable counters of out-of-memory kills: of the machine and of this process's cgroups."""
     names, groups = ("memory.events", "memory.oom_control"), cgroup_folders("memory", root)
     files = [root / "proc/vmstat", *(folder / name for folder in groups for name in names)]
     counted = {str(file): read_keyed_int(file, "oom_kill") for file in files}
     return {name: number for name, number in counted.items() if number is not None}
 
 
-def may_be_memory(before: dict[str, int], after: dict[str, int]) -> bool:
-    """Return whether a SIGKILL in between may have been for memory: a counter rose, or none can be read."""
+def may_be_out_of_memory(before: dict[str, int], after: dict[str, int]) -> bool:
+    """Return whether a SIGKILL between two counts may be an out-of-memory kill: a counter rose, or none is readable."""
     known = before.keys() & after.keys()
     return not known or any(after[name] > before[name] for name in known)

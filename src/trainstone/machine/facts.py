@@ -1,7 +1,6 @@
-"""What this machine is (CPU, memory, devices, container, scheduler) and the software on it, for machine.json.
+"""Hardware, container, scheduler and software of this machine, for machine.json.
 
-A key that is not there was not measured. It only reads: no root, no torch import, no program started.
-How busy the machine is stands in health.py.
+A missing key was not measured. Needs no root, imports no torch, starts no program. noise.py measures how busy it is.
 """
 
 import importlib
@@ -21,12 +20,12 @@ from trainstone import __version__
 from trainstone.machine import cpus
 from trainstone.machine.cpus import read_cpuinfo, read_int, read_text
 
-# The instructions that decide which kernels torch, oneDNN and the JPEG decoders choose.
+# Instruction sets by which torch, oneDNN and the JPEG decoders choose their kernels.
 RELEVANT_ISA = re.compile(
     r"sse4_2|avx2?|fma|f16c|avx_vnni|avx512(f|bw|vl|_vnni|_bf16|_fp16)|amx_(tile|bf16|int8|fp16)"
     r"|neon|asimd(hp|dp)?|fphp|bf16|i8mm|sve2?|svebf16|sme"
 )
-# Only these variables are ever recorded: they change speed. Any other may be private.
+# Only these variables are recorded, because they change the speed; others may be private.
 SPEED_VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|NCCL|MALLOC|PYTORCH|TORCH\w*)_\w*"
     r"|ATEN_CPU_CAPABILITY|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES|LD_PRELOAD"
@@ -35,7 +34,7 @@ PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow", 
 # https://github.com/torvalds/linux/blob/master/arch/arm64/include/asm/cputype.h
 ARM_VENDORS = {"0x41": "ARM", "0x46": "Fujitsu", "0x48": "HiSilicon", "0x4e": "NVIDIA", "0xc0": "Ampere"}
 DRM_VENDORS = {"0x1002": ("amd", "AMD"), "0x8086": ("intel", "Intel")}
-# Per scheduler: our key and its variable; the first variable set proves that the scheduler is there.
+# Per scheduler: key in machine.json and environment variable; the first one is set only by that scheduler.
 SCHEDULERS = {
     "slurm": {
         "job_id": "SLURM_JOB_ID",
@@ -59,10 +58,11 @@ CONTAINER_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".sing
 
 
 def read_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Return the facts of this machine; tests pass another `root`."""
     here = root == Path("/")
     release = read_text(root / "etc/os-release") or ""
     pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
-    devices, why_no_nvml = _read_nvidia()
+    devices, nvml_error = _read_nvidia()
     flags = read_cpuinfo(root).get("flags")  # only x86 has the hypervisor flag
     scheduler: dict[str, Any] = {}
     if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -71,7 +71,7 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
         values = {key: os.environ.get(name) for key, name in names.items()}
         if next(iter(values.values())):
             scheduler = {"kind": kind, **values}
-    # Every sign of a container counts: one may be left over from an image.
+    # All signs of a container are listed: one may be left over from an image.
     seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if os.environ.get(name)]
     if container := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
         seen.append((container, "variable container"))
@@ -92,13 +92,13 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
         },
         "container": {"kind": seen[0][0], "seen_by": signs} if seen else {},
         "scheduler": scheduler,
-        "nvml": why_no_nvml,
+        "nvml": nvml_error,
     }
     return {**_without_absent(facts), "devices": devices + _read_other_gpus(root)}
 
 
 def read_software() -> dict[str, Any]:
-    """Describe the software, without importing it, and the environment variables that change its speed."""
+    """Return software versions, without importing the packages, and environment variables that change the speed."""
     libc = " ".join(platform.libc_ver()).strip()
     software: dict[str, Any] = {"python": platform.python_version(), "trainstone": __version__}
     software |= {"libc": libc} if libc else {}
@@ -142,7 +142,7 @@ def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
 
 
 def read_cpu_model(root: Path = Path("/")) -> str | None:
-    """Return the CPU's name: x86 has one, POWER calls it cpu, ARM has only the numbers of maker and part."""
+    """Return the CPU's name: x86 has a model name, POWER calls it cpu, ARM has only implementer and part numbers."""
     info = read_cpuinfo(root)
     name = info.get("model name") or info.get("cpu")
     if not name and "CPU part" in info:
@@ -154,15 +154,15 @@ def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
-        return [], f"no NVML library for Python: {error}"
+        return [], f"cannot import NVML for Python: {error}"
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError, AttributeError) as error:
-        return [], f"no NVIDIA driver answers: {error}"
+        return [], f"the NVIDIA driver does not answer: {error}"
     try:
         count = _query(nvml, nvml.nvmlDeviceGetCount) or 0
         devices = [_read_nvidia_device(nvml, index) for index in range(count)]
-        return devices, None if devices else "the NVIDIA driver answers but shows no device"
+        return devices, None if devices else "the NVIDIA driver lists no devices"
     finally:
         _query(nvml, nvml.nvmlShutdown)
 
@@ -170,62 +170,62 @@ def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:
 def _read_nvidia_device(nvml: Any, index: int) -> dict[str, Any]:
     handle = _query(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
-        return {"kind": "cuda", "index": index, "error": "NVML gives no handle for this device"}
+        return {"kind": "cuda", "index": index, "error": "NVML has no handle for this device"}
 
-    def ask(name: str, *more: Any) -> Any:
-        return _query(nvml, lambda: getattr(nvml, name)(handle, *more))
+    def query(name: str, *arguments: Any) -> Any:
+        return _query(nvml, lambda: getattr(nvml, name)(handle, *arguments))
 
     def read_watts(name: str) -> float | None:
-        return None if (milliwatts := ask(name)) is None else milliwatts / 1000
+        return None if (milliwatts := query(name)) is None else milliwatts / 1000
 
-    def check_whether(name: str) -> bool | None:
-        state = ask(name)  # MIG answers [current, pending]
+    def read_flag(name: str) -> bool | None:
+        state = query(name)  # MIG returns [current, pending]
         return None if state is None else bool(state[0] if isinstance(state, list | tuple) else state)
 
     device = {
         "kind": "cuda",
         "index": index,
-        "name": ask("nvmlDeviceGetName"),
-        "uuid": ask("nvmlDeviceGetUUID"),
-        "memory_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "total", None),
+        "name": query("nvmlDeviceGetName"),
+        "uuid": query("nvmlDeviceGetUUID"),
+        "memory_bytes": getattr(query("nvmlDeviceGetMemoryInfo"), "total", None),
         "driver": _query(nvml, lambda: nvml.nvmlSystemGetDriverVersion()),
         "power_limit_watts": read_watts("nvmlDeviceGetEnforcedPowerLimit"),
         "default_power_limit_watts": read_watts("nvmlDeviceGetPowerManagementDefaultLimit"),
-        "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
-        "pcie_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration"),  # the current one drops when idle
-        "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),  # less than the maximum: a badly seated card
-        "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        "ecc": check_whether("nvmlDeviceGetCurrentEccMode"),
-        "mig": check_whether("nvmlDeviceGetMigMode"),
-        "persistence": check_whether("nvmlDeviceGetPersistenceMode"),
+        "max_sm_clock_mhz": query("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
+        "pcie_generation": query("nvmlDeviceGetMaxPcieLinkGeneration"),  # the current one drops when idle
+        "pcie_width": query("nvmlDeviceGetCurrPcieLinkWidth"),  # less than the maximum: a badly seated card
+        "pcie_max_width": query("nvmlDeviceGetMaxPcieLinkWidth"),
+        "ecc": read_flag("nvmlDeviceGetCurrentEccMode"),
+        "mig": read_flag("nvmlDeviceGetMigMode"),
+        "persistence": read_flag("nvmlDeviceGetPersistenceMode"),
     }
     return _without_absent(device)
 
 
-def _query(nvml: Any, question: Callable[[], Any]) -> Any:
-    """Return one NVML answer; None when this device, driver or library cannot give it."""
+def _query(nvml: Any, call: Callable[[], Any]) -> Any:
+    """Return the result of an NVML call; None if this device, driver or library does not support it."""
     try:
-        answer = question()
-        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer  # bytes before 2023
+        value = call()
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # bytes before 2023
     except (nvml.NVMLError, AttributeError, TypeError, ValueError, OSError):
         return None
 
 
 def _read_other_gpus(root: Path) -> list[dict[str, Any]]:
-    """Name AMD GPUs and discrete Intel ones; we cannot read their telemetry and say so."""
+    """Return AMD GPUs and discrete Intel GPUs; their telemetry is marked as unsupported."""
     found = []
     for card in sorted(root.glob("sys/class/drm/card[0-9]*")):
         device = card / "device"
-        kind, maker = DRM_VENDORS.get(read_text(device / "vendor") or "", (None, None))
-        # Intel's built-in GPU sits on PCI bus 0; every card in a slot is behind a bridge, on another bus.
-        built_in = kind == "intel" and device.resolve().name.split(":")[1:2] == ["00"]  # 0000:03:00.0
-        if kind is None or built_in or not card.name[4:].isdecimal():  # card0-DP-1 is a socket of card0
+        kind, vendor = DRM_VENDORS.get(read_text(device / "vendor") or "", (None, None))
+        # Intel's integrated GPU is on PCI bus 0; a card in a slot is behind a bridge, on another bus.
+        integrated = kind == "intel" and device.resolve().name.split(":")[1:2] == ["00"]  # 0000:03:00.0
+        if kind is None or integrated or not card.name[4:].isdecimal():  # card0-DP-1 is a connector of card0
             continue
-        part = read_text(device / "device") or "of unknown kind"
+        part = read_text(device / "device") or "of unknown model"
         gpu = {
             "kind": kind,
             "index": int(card.name[4:]),
-            "name": read_text(device / "product_name") or f"{maker} GPU {part}",
+            "name": read_text(device / "product_name") or f"{vendor} GPU {part}",
             "memory_bytes": read_int(device / "mem_info_vram_total"),
             "telemetry": "unsupported",
         }

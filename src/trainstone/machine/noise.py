@@ -1,6 +1,6 @@
-"""How quiet the machine was: two snapshots, before and after, become a grade with its reasons.
+"""Grade how quiet the machine was during a run, from a snapshot before and one after it.
 
-Only reads /proc and /sys, twice a run; changes no setting and times no step. What the machine is: facts.py.
+Reads /proc and /sys twice per run; changes no setting and times no step. Facts about the machine are in facts.py.
 """
 
 import math
@@ -18,37 +18,39 @@ from trainstone.text import printable
 
 Grade = Literal["A", "B", "C"]
 
-# (from here on not A, from here on C), in percent. Below the first a 1 % interval is not moved visibly.
-STEAL_PERCENT = (0.5, 5.0)  # of the CPU time; an own core shows 0.0 to 0.2, a crowded host 5 and more
-OTHERS_PERCENT = (3.0, 15.0)  # of the CPUs we may use; an idle desktop or a monitoring agent takes 1 to 2
+# Limits in percent: B from the first, C from the second. Below the first, a 1 % interval does not change visibly.
+STEAL_PERCENT = (0.5, 5.0)  # of the CPU time; a dedicated core shows 0.0 to 0.2, a crowded host 5 and more
+OTHERS_PERCENT = (3.0, 15.0)  # of the CPUs this process may use; an idle desktop or a monitoring agent uses 1 to 2
 VARIATION_PERCENT = (2.0, 10.0)  # robust spread of steps; pyperf calls 10 unstable, TorchBench 7
 MEMORY_PERCENT = (1.0, 10.0)  # of the time a task waited for memory: swap, or a cgroup at its limit
-QUOTA_PERCENT = (1.0, 10.0)  # of the time our cgroup was stopped because its CPU quota was used up
-MIN_WINDOW_SECONDS = 0.5  # /proc/stat counts in hundredths of a second: a shorter window says nothing
+QUOTA_PERCENT = (1.0, 10.0)  # of the time, the cgroup was stopped because its CPU quota was used up
+MIN_WINDOW_SECONDS = 0.5  # /proc/stat counts in hundredths of a second: a shorter window is too coarse
 
 
 @dataclass(frozen=True)
 class Pressure:
+    """A snapshot of the machine's load."""
+
     monotonic_seconds: float
     num_cpus: int | None = None
     loadavg_1min: float | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
-    """What only grows; absent: not measured. total, process, steal, own: CPU seconds since boot, summed over the CPUs
-    we may use; cpu, memory, io: seconds that tasks waited for it; quota: seconds stopped by it; throttles: events."""
+    """Counters that only grow; a missing one was not measured. total, process, steal, own: CPU seconds since boot,
+    summed over CPUs of the run; cpu, memory, io: seconds tasks waited; quota: seconds stopped; throttles: events."""
     governor: str | None = None
     others: Mapping[tuple[int, int], tuple[str, float]] = field(default_factory=dict, repr=False)
-    """CPU seconds of each process that is not ours: (pid, start time) -> (name, seconds)."""
+    """CPU seconds of each process outside the run: (pid, start time) -> (name, seconds)."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How quiet it was. A: quiet; B: usable, with care; C: do not quote. None: not measured."""
+    """How quiet the machine was. A: quiet; B: usable with care; C: do not publish the result. None: not measured."""
 
     grade: Grade
     reasons: tuple[str, ...]
     steal_percent: float | None = None
     others_percent: float | None = None  # of one core
-    pressure_percent: float | None = None  # of the time a task waited for a CPU, ours included
+    pressure_percent: float | None = None  # of the time a task waited for a CPU, this run's tasks included
     memory_pressure_percent: float | None = None
     io_pressure_percent: float | None = None
     quota_percent: float | None = None
@@ -74,27 +76,27 @@ def read_pressure(
     cpus: Collection[int] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Pressure:
-    """Take a snapshot. `pids` with their descendants are ours: name all ranks here, or the launcher."""
+    """Take a snapshot. `pids` and their descendants belong to the run: pass all ranks, or the launcher."""
     pids = {os.getpid()} if pids is None else pids
     if cpus is None:
         cpus = frozenset[int]().union(*(read_affinity(pid) for pid in pids))
     ticks = kernel.parse_cpu_ticks(read_text(root / "proc/stat"), cpus)
     processes = _read_processes(root)
     own_pids = set(pids)
-    while children := {one.pid for one in processes.values() if one.parent in own_pids} - own_pids:
+    while children := {process.pid for process in processes.values() if process.parent in own_pids} - own_pids:
         own_pids |= children
-    ours = {process for process in processes.values() if process.pid in own_pids}
+    own = {process for process in processes.values() if process.pid in own_pids}
     paths = root.glob(f"{kernel.CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
     throttles = [count for path in paths if (count := read_int(path)) is not None]
     load = re.match(r"\d+\.\d+", read_text(root / "proc/loadavg") or "", re.ASCII)
     spent = {"total": ticks.total, "process": ticks.process, "steal": ticks.steal} if ticks else {}
-    spent |= {"own": sum(one.ticks + one.ended_children_ticks for one in ours)} if ours else {}
+    spent |= {"own": sum(process.ticks + process.ended_children_ticks for process in own)} if own else {}
     counters = {name: _to_seconds(count) for name, count in spent.items()}
     for kind in ("cpu", "memory", "io"):  # the "some ... total=" of a pressure file counts microseconds
         text = read_text(root / "proc/pressure" / kind) or ""
         if match := re.search(r"^some .*total=(\d{1,18})$", text, re.ASCII | re.MULTILINE):
             counters[kind] = int(match[1]) / 1e6
-    stops = [  # of our cgroup and its ancestors; the one worst off counts
+    stops = [  # seconds, of this cgroup and its ancestors; the highest counts
         stopped / units_per_second
         for folder in kernel.cgroup_folders("cpu", root)
         for key, units_per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9))  # v2, v1
@@ -108,12 +110,12 @@ def read_pressure(
         loadavg_1min=float(load[0]) if load else None,
         counters=counters,
         governor=kernel.read_governor(root),
-        others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
+        others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in own},
     )
 
 
 def busiest_others(before: Pressure, after: Pressure) -> tuple[str, ...]:
-    """Name the three other processes that used most CPU between two snapshots, at least 1 % of a core each."""
+    """Return the names of the three other processes that used the most CPU, at least 1 % of a core each."""
     used: dict[str, float] = {}
     for key, (name, seconds) in after.others.items():
         used[name] = used.get(name, 0.0) + seconds - before.others.get(key, (name, 0.0))[1]
@@ -129,16 +131,16 @@ def grade_noise(
     drifting: bool = False,
     throttled: bool = False,
 ) -> Noise:
-    """Grade what happened between two snapshots.
+    """Grade the noise between two snapshots.
 
-    `step_variation_percent`: robust spread (1.4826 MAD / median) of the steady steps; `drifting`: they never
-    became steady; `throttled`: a device's telemetry shows it limited by heat or a power brake.
+    `step_variation_percent`: robust spread (1.4826 MAD / median) of the steady steps. `drifting`: no steady state was
+    reached. `throttled`: telemetry shows that heat or a power brake limited a device.
     """
     elapsed_seconds = after.monotonic_seconds - before.monotonic_seconds
     grown = {
         name: count - before.counters[name]
         for name, count in after.counters.items()
-        if count >= before.counters.get(name, math.inf)  # backwards: a CPU or a file vanished
+        if count >= before.counters.get(name, math.inf)  # smaller: a CPU or a file disappeared
     }
 
     def share(name: str, of_seconds: float = elapsed_seconds) -> float | None:
@@ -149,8 +151,8 @@ def grade_noise(
     others_percent = None
     measured = elapsed_seconds >= MIN_WINDOW_SECONDS and {"process", "own"} <= grown.keys()
     if measured and before.num_cpus == after.num_cpus:
-        # A PID namespace hides other processes but not their time in /proc/stat. Interrupts are not counted. The
-        # kernel rounds the two sources differently, hence never below zero.
+        # A PID namespace hides other processes, but not their time in /proc/stat. Interrupts are not counted. The
+        # kernel rounds the two sources differently, so the difference may be below zero.
         others_percent = max(0.0, 100 * (grown["process"] - grown["own"]) / elapsed_seconds)
     noise = Noise(
         grade="A",
@@ -178,13 +180,13 @@ def grade_noise(
 def _find_warnings(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[tuple[Grade, str]]:
     others, variation = noise.others_percent, noise.step_variation_percent
     others_per_cpu = None if others is None else others / num_cpus
-    blame = f" ({', '.join(busiest)})" if busiest else ""
+    names = f" ({', '.join(busiest)})" if busiest else ""
     steal, quota, memory = noise.steal_percent, noise.quota_percent, noise.memory_pressure_percent
     warnings: list[tuple[Grade, str]] = []
     for percent, (limit_b, limit_c), reason in (
         (steal, STEAL_PERCENT, f"{steal or 0:.1f} % of CPU time was stolen by the hypervisor"),
-        (others_per_cpu, OTHERS_PERCENT, f"other processes used {others or 0:.0f} % of one core{blame}"),
-        (quota, QUOTA_PERCENT, f"our cgroup's CPU quota stopped us {quota or 0:.1f} % of the time"),
+        (others_per_cpu, OTHERS_PERCENT, f"other processes used {others or 0:.0f} % of one core{names}"),
+        (quota, QUOTA_PERCENT, f"the cgroup's CPU quota stopped the run {quota or 0:.1f} % of the time"),
         (memory, MEMORY_PERCENT, f"tasks waited for memory {memory or 0:.1f} % of the time"),
         (variation, VARIATION_PERCENT, f"the step time varies by {variation or 0:.1f} %"),
     ):
@@ -192,11 +194,11 @@ def _find_warnings(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> lis
             warnings.append(("C" if percent >= limit_c else "B", reason))
     if noise.throttle_events:
         warnings.append(("B", f"the CPU was throttled by heat {noise.throttle_events} times"))
-    if others is None:  # an A must be earned
-        load = "" if noise.load_before is None else f"; the load before the run was {noise.load_before:.2f}"
+    if others is None:  # unmeasured noise never gets an A
+        load = "" if noise.load_before is None else f"; the load average before the run was {noise.load_before:.2f}"
         warnings.append(("B", f"the CPU time of other processes was not measured{load}"))
     if variation is not None and variation >= VARIATION_PERCENT[0] and noise.governor not in (None, "performance"):
-        warnings.append(("B", f"the CPU governor is {noise.governor}, which varies the clock"))
+        warnings.append(("B", f"the CPU governor is {noise.governor}, which varies the clock rate"))
     return warnings
 
 
@@ -207,12 +209,12 @@ def _to_seconds(ticks: int) -> float:
 def _read_processes(root: Path) -> dict[int, _Process]:
     processes = {}
     for path in root.glob("proc/[0-9]*/stat"):
-        # The name in brackets may itself hold brackets, spaces and control characters.
+        # The name in brackets may contain brackets, spaces and control characters.
         before, _, after = (read_text(path) or "").rpartition(") ")
         pid, _, name = before.partition(" (")
         try:
-            numbers = [int(field) for field in after.split()[1:20]]  # from the parent on: man 5 proc_pid_stat
-            ticks, ended = sum(numbers[10:12]), sum(numbers[12:14])  # user + system; those of children that are gone
+            numbers = [int(field) for field in after.split()[1:20]]  # fields from the parent on: man 5 proc_pid_stat
+            ticks, ended = sum(numbers[10:12]), sum(numbers[12:14])  # user + system; the same of ended children
             processes[int(pid)] = _Process(int(pid), numbers[0], printable(name), ticks, ended, numbers[18])
         except (ValueError, IndexError):
             continue

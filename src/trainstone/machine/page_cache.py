@@ -1,4 +1,4 @@
-"""Clear the page cache, so that a run reads its images from the disk. Linux, as root."""
+"""Clear the page cache, so that a run reads its images from disk. Linux only, needs root."""
 
 import os
 import time
@@ -11,17 +11,17 @@ SWITCH = Path("/proc/sys/vm/drop_caches")
 class CacheCleared(NamedTuple):
     done: bool
     message: str
-    at_seconds: float | None = None  # when, since 1970; None where nothing was tried
+    at_seconds: float | None = None  # Unix time; None if it was not requested
 
 
 NOT_REQUESTED = CacheCleared(False, "page cache not cleared: not requested")
 
 
 def clear_page_cache() -> CacheCleared:
-    """Forget the files read so far; a failure is described, not raised."""
+    """Clear the page cache; a failure is returned as a message, not raised."""
     now = time.time()
     try:
-        os.sync()  # pages not yet written cannot be forgotten
+        os.sync()  # dirty pages cannot be dropped
         SWITCH.write_text("3")  # pages, directory entries and inodes: man 5 proc
     except OSError as err:
         return CacheCleared(False, f"page cache not cleared: {SWITCH}: {err.strerror or err}", now)

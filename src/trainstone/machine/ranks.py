@@ -1,6 +1,6 @@
-"""Which of how many processes this is and where they meet, as torchrun, Slurm, Open MPI or a PMI launcher tell it.
+"""Rank, world size and rendezvous address from the variables of torchrun, Slurm, Open MPI or a PMI launcher.
 
-Ranks of one host that compute on the CPU: each takes its fair share of the cores and stays on it.
+Ranks of one host that compute on the CPU are bound to an equal share of its cores.
 """
 
 import os
@@ -24,27 +24,27 @@ class Variables(NamedTuple):
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
-# In the order they are believed: torchrun inside a Slurm job knows better than Slurm.
-# Slurm's are those of a step (srun): a batch script also has SLURM_PROCID and SLURM_NTASKS, but runs alone.
+# In order of precedence: torchrun's variables override Slurm's inside a Slurm job.
+# Slurm's are those of a step (srun): a batch script also has SLURM_PROCID and SLURM_NTASKS, but is a single process.
 VARIABLES = (
     Variables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     OPEN_MPI,
     Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     Variables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-# Names of a job that all its ranks share; of Open MPI 4, of Open MPI 5 and other PMIx launchers.
+# Job names shared by all ranks: Open MPI 4; Open MPI 5 and other PMIx launchers.
 JOB_NAMES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
-# Below the ports that Linux hands out by itself (32768 and above): seldom taken.
+# Below Linux's ephemeral ports (32768 and above), so rarely in use.
 FIRST_PORT, NUM_PORTS = 20000, 12000
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 LOOPBACK = "127.0.0.1"
-# cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them.
+# Value "cores": bind each rank that computes on the CPU to its share of the host's cores.
 BIND = "TRAINSTONE_BIND"
-SET_BOTH = "set MASTER_ADDR (host of rank 0) and MASTER_PORT (a free port there), the same for all ranks"
+HINT = "export MASTER_ADDR=HOST MASTER_PORT=29500: the host of rank 0 and a free port there, the same for all ranks"
 
 
 class Rank(NamedTuple):
-    """Number of this process, from 0, how many there are, and its number on its host."""
+    """Rank of this process, world size, and local rank on its host."""
 
     number: int = 0
     world: int = 1
@@ -52,7 +52,7 @@ class Rank(NamedTuple):
 
 
 class Rendezvous(NamedTuple):
-    """Where rank 0 waits for the others."""
+    """Address of rank 0, where the other ranks connect."""
 
     host: str
     port: int
@@ -62,21 +62,21 @@ SINGLE_RANK = Rank()
 
 
 def read_rank() -> Rank:
-    """Return this process's place; a single process where no launcher says otherwise.
+    """Return the rank of this process; a single rank if no launcher's variables are set.
 
-    srun with PMI sets PMI_RANK but Slurm's local number, and users who export RANK often leave LOCAL_RANK to srun.
+    srun with PMI sets PMI_RANK but only Slurm's local rank, and users who export RANK often rely on srun's local rank.
     """
     names = find_launcher()
     if names is None:
         return SINGLE_RANK
-    locals_ = [name for name in (names.local, *(other.local for other in VARIABLES)) if name in os.environ][:1]
-    for name in (names.rank, names.world, *locals_):
+    local_names = [name for name in (names.local, *(other.local for other in VARIABLES)) if name in os.environ][:1]
+    for name in (names.rank, names.world, *local_names):
         if not os.environ[name].isdecimal():
-            raise LaunchError(f"invalid {name}={os.environ[name]}: expected a number")
+            raise LaunchError(f"invalid {name}={os.environ[name]!r}: expected a number")
     rank, world = int(os.environ[names.rank]), int(os.environ[names.world])
     if rank >= world:
         raise LaunchError(f"invalid {names.rank}={rank}: expected less than {names.world}={world}")
-    return Rank(rank, world, int(os.environ[locals_[0]]) if locals_ else 0)
+    return Rank(rank, world, int(os.environ[local_names[0]]) if local_names else 0)
 
 
 def find_launcher() -> Variables | None:
@@ -84,46 +84,45 @@ def find_launcher() -> Variables | None:
 
 
 def count_sharing_ranks() -> int:
-    """Return how many ranks share the cores this one may use: those of its host, unless each is bound to its own."""
+    """Return how many ranks share this rank's cores: all ranks of the host, or 1 if each is bound to its own cores."""
     bound = len(read_affinity()) < (os.cpu_count() or 1)
     return 1 if bound else count_local_ranks()
 
 
 def count_local_ranks() -> int:
     names = find_launcher()
-    message = re.match(
-        r"\d+", os.environ.get(names.local_world, "") if names else ""
-    )  # Slurm writes 4(x2) for two hosts
-    return max(1, int(message.group())) if message else 1
+    text = os.environ.get(names.local_world, "") if names else ""
+    match = re.match(r"\d+", text)  # Slurm writes 4(x2) for two hosts
+    return max(1, int(match.group())) if match else 1
 
 
 def read_rendezvous() -> Rendezvous:
-    """Return where the ranks meet: MASTER_ADDR and MASTER_PORT, each else as Slurm or the MPI launcher imply it."""
+    """Return the rendezvous address: MASTER_ADDR and MASTER_PORT, with defaults from Slurm or the MPI launcher."""
     names, port, host = find_launcher(), os.environ.get("MASTER_PORT"), os.environ.get("MASTER_ADDR")
-    if not host:  # that of rank 0: the first of Slurm's list, or this one if all ranks are here
-        # mpirun starts its daemons on the other hosts by a step of their own, which lacks the first host.
+    if not host:  # rank 0's host: the first of Slurm's list, or this host if all ranks are on it
+        # mpirun starts its daemons on the other hosts as a separate step, whose host list lacks the first host.
         hosts = list_step_hosts(NODE_LISTS[1:] if names == OPEN_MPI else NODE_LISTS)
         if not hosts and not (names and os.environ.get(names.local_world) == os.environ[names.world]):
-            raise LaunchError("MASTER_ADDR is not set, and no launcher implies it", hint=SET_BOTH)
+            raise LaunchError("MASTER_ADDR is not set, and the launcher's variables do not define it", hint=HINT)
         host = hosts[0] if hosts else LOOPBACK
     if port:
         if not (port.isdecimal() and 0 < int(port) < 65536):
-            raise LaunchError(f"invalid MASTER_PORT={port}: expected a port from 1 to 65535")
+            raise LaunchError(f"invalid MASTER_PORT={port!r}: expected a port from 1 to 65535")
         return Rendezvous(host, int(port))
-    # A name that all ranks of this run share and other runs do not.
+    # A job name that all ranks of this run share, and other runs do not.
     job = next((os.environ[name] for name in JOB_NAMES if os.environ.get(name)), None)
     slurm = os.environ.get("SLURM_JOB_ID")
-    if names == OPEN_MPI:  # its ranks belong to different steps of a Slurm job
+    if names == OPEN_MPI:  # its ranks are in different steps of a Slurm job
         job = job or slurm
     elif slurm:
         job = f"{slurm}.{os.environ.get('SLURM_STEP_ID', '')}"
     if job is None:
-        raise LaunchError("MASTER_PORT is not set, and no launcher implies it", hint=SET_BOTH)
+        raise LaunchError("MASTER_PORT is not set, and the launcher's variables do not define it", hint=HINT)
     return Rendezvous(host, FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS)
 
 
 def list_step_hosts(variables: Sequence[str] = NODE_LISTS) -> list[str]:
-    """Return the hosts of the Slurm step or job that this process belongs to: n[01-02],gpu5 is n01, n02, gpu5."""
+    """Return the hosts of this process's Slurm step or job: n[01-02],gpu5 is n01, n02, gpu5."""
     text = next((os.environ[name] for name in variables if os.environ.get(name)), "")
     found = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
@@ -146,32 +145,32 @@ def expand_ranges(text: str) -> list[str]:
 
 
 def bind_cores(rank: Rank) -> None:
-    """Stay on this rank's share, where the launcher says so (TRAINSTONE_BIND); call it before threads are made."""
-    # Removed: the share is taken once, and a child process has it already.
-    wanted = os.environ.pop(BIND, None) == "cores"
+    """Bind this rank to its share of the cores if TRAINSTONE_BIND=cores; call it before threads start."""
+    # Removed, because the process is bound once and its children inherit the affinity.
+    requested = os.environ.pop(BIND, None) == "cores"
     sharing = count_local_ranks()
     bound_by_slurm = not (os.environ.get("SLURM_CPU_BIND_TYPE") or "none").startswith("none")
-    if not wanted or sharing < 2 or bound_by_slurm or not hasattr(os, "sched_setaffinity"):
+    if not requested or sharing < 2 or bound_by_slurm or not hasattr(os, "sched_setaffinity"):
         return
     cores = list_cores(read_affinity())
     if cores:
-        os.sched_setaffinity(0, share_cores(cores, sharing, rank.local))
+        os.sched_setaffinity(0, assign_cores(cores, sharing, rank.local))
         remember_affinity()
 
 
 def list_cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
-    """Return the physical cores of these CPUs, in their order; each with those of its threads that we may use."""
+    """Return the physical cores of `cpus` in order, each as the set of its hardware threads in `cpus`."""
     cores = {(read_siblings(cpu, root) or frozenset({cpu})) & frozenset(cpus) for cpu in cpus}
     return sorted((core for core in cores if core), key=min)
 
 
-def share_cores(cores: list[frozenset[int]], ranks: int, number: int) -> frozenset[int]:
-    """Return the CPUs of one of several ranks: neighbours, as many as the others have or one core more.
+def assign_cores(cores: list[frozenset[int]], ranks: int, number: int) -> frozenset[int]:
+    """Return the CPUs of one of several ranks: neighbouring cores, an equal share or one core more.
 
-    More ranks than cores share them in turn.
+    With more ranks than cores, the ranks share cores in turn.
     """
     if ranks > len(cores):
         return cores[number % len(cores)]
     number %= ranks
-    mine = cores[number * len(cores) // ranks : (number + 1) * len(cores) // ranks]
-    return frozenset().union(*mine)
+    share = cores[number * len(cores) // ranks : (number + 1) * len(cores) // ranks]
+    return frozenset().union(*share)

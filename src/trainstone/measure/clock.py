@@ -1,6 +1,6 @@
-"""Marks in time on a device. A mark never makes a CUDA device wait: events are recorded now and read some steps later.
+"""Timers for device work. CUDA events are recorded now and read some steps later, so timing never stalls the device.
 
-Devices without timing events are synchronised at each mark. The host clock is injected, so tests bring their own.
+Devices without timing events are synchronised at each mark. The host clock is injected, so that tests can replace it.
 """
 
 import time
@@ -11,10 +11,10 @@ import torch
 
 
 class HostTimer:
-    """Host clock, after waiting for the device if there is one (CPU, MPS, XPU ...)."""
+    """Timer by the host clock, after a device synchronisation if needed (CPU, MPS, XPU ...)."""
 
     lag = 0
-    """Steps that may be under way before the oldest one's marks are read."""
+    """Number of steps in flight before the oldest step's marks are read."""
 
     def __init__(
         self, now: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] | None = None
@@ -23,21 +23,21 @@ class HostTimer:
         self._synchronize = synchronize
 
     def mark(self) -> Any:
-        """Note this point of the device's work: here, wait for the device and read the clock."""
+        """Mark this point in the device's work: here, synchronise the device and read the clock."""
         if self._synchronize is not None:
             self._synchronize()
         return self.now()
 
     def wait(self, mark: Any) -> None:
-        """Return when the device has reached the mark; mark() has waited already."""
+        """Block until the device has reached the mark; here mark() has already waited."""
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Return the device seconds between two marks that were waited for."""
+        """Return the device seconds between two marks; call wait() on both before."""
         return float(later - earlier)
 
 
 class CudaTimer(HostTimer):
-    """CUDA events on the current stream, read two steps late so that the host stays ahead of the device."""
+    """Timer by CUDA events on the current stream, read two steps late so that the host stays ahead of the device."""
 
     lag = 2
 

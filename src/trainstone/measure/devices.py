@@ -1,4 +1,4 @@
-"""Which device to run on, what torch knows of it, in which precision it computes, and who reads its telemetry."""
+"""Device selection, precisions, memory queries and the telemetry reader of a device."""
 
 import contextlib
 import resource
@@ -27,12 +27,12 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as err:
-        raise ConfigError(f"device {name!r} is not a device name", hint=f"here: {', '.join(present)}") from err
+        raise ConfigError(f"invalid device {name!r}: available are {', '.join(present)}") from err
     wanted = str(device) if device.index is not None or device.type == "cpu" else f"{device.type}:0"
     if wanted not in present:
         raise MachineError(
-            f"device {name!r} is not here: torch {torch.__version__} finds {', '.join(present)}",
-            hint="trainstone doctor says what is missing; --device auto takes what there is",
+            f"device {name!r} not found: torch {torch.__version__} finds {', '.join(present)}",
+            hint="--device auto selects an available device; see what is missing: trainstone doctor",
         )
     return torch.device(wanted)
 
@@ -41,7 +41,7 @@ def list_devices() -> list[str]:
     if not torch.accelerator.is_available():
         return ["cpu"]
     kind = torch.accelerator.current_accelerator()
-    assert kind is not None  # is_available() said so
+    assert kind is not None  # is_available() was true
     return [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())] + ["cpu"]
 
 
@@ -54,7 +54,7 @@ def name_device(device: torch.device) -> str:
 
 
 def candidate_precisions(device: torch.device) -> list[str]:
-    """fp32 and the faster ones this device claims to execute; a trial has to show whether it does."""
+    """Return fp32 and the faster precisions that this device claims to support; a trial must confirm them."""
     if device.type == "cuda":
         return ["fp32", "tf32", "bf16", "fp16"]
     if device.type != "cpu":
@@ -69,14 +69,14 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def switch_tf32(precision: str) -> None:
-    """Allow TF32 for tf32 alone: cuDNN's default would pass it off as fp32."""
+    """Allow TF32 only for precision tf32: cuDNN's default would also use it for fp32."""
     mode = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = mode
     torch.backends.cudnn.conv.fp32_precision = mode
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Forget the highest memory use so far, so that set-up and trials do not count."""
+    """Reset peak memory statistics, so that set-up and trials do not count."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def reset_peaks(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that we can still have on a device, what torch holds in its cache included; None: not known."""
+    """Return the memory still available on a device, torch's cache included; None if unknown."""
     if device.type == "cpu":
         return memory_available_bytes()
     if device.type == "cuda":
@@ -94,7 +94,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(err: RuntimeError) -> bool:
-    """Recognise it: CUDA has a class for it, the CPU and Apple's MPS only words."""
+    """Return whether an error means out of memory: CUDA has an exception class, CPU and MPS only a text."""
     return isinstance(err, torch.OutOfMemoryError) or any(
         words in str(err) for words in ("out of memory", "can't allocate memory")
     )
@@ -106,8 +106,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> tuple[int | None, int]:
-    """Return the highest device memory that torch has held since reset_peaks (a CPU has none of its own), and the
-    highest resident memory of this process since then (where there is no /proc: since its start)."""
+    """Return torch's peak device memory since reset_peaks (None on a CPU), and the peak resident memory of this process
+    since then (without /proc: since its start)."""
     held = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -117,9 +117,9 @@ def peak_bytes(device: torch.device) -> tuple[int | None, int]:
 
 
 def choose_reader(device: torch.device) -> Reader:
-    """What telemetry can read of this device; one it cannot read says so."""
+    """Return the telemetry reader of a device; for unsupported devices it reads nothing and gives the reason."""
     if device.type == "cpu":
         return CpuReader()
     if device.type == "cuda" and torch.version.cuda:
         return NvmlReader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    return Reader(f"telemetry of {name_device(device)}: unsupported, trainstone reads NVIDIA devices and CPUs")
+    return Reader(f"telemetry of {name_device(device)}: not supported; trainstone reads NVIDIA GPUs and CPUs")

@@ -1,6 +1,6 @@
-"""Count the work of one training step without doing it (FLOPs, bytes moved, bytes kept for backward), and derive
-from it the roofline time and the memory a batch needs. FLOP formulas are torch's own; bytes are the least an
-operator must move: each tensor once, no workspace, no cache misses. Nothing here measures time.
+"""Count FLOPs, bytes moved and bytes saved for backward of a training step, without executing it; derive the roofline
+time and the memory of a batch. FLOP formulas are torch's; bytes are the minimum of an operator: each tensor once, no
+workspace, no cache misses. Nothing here measures time.
 """
 
 import math
@@ -17,26 +17,26 @@ from torch.utils.flop_counter import flop_registry
 
 Shape = tuple[int, ...]
 
-# glibc keeps blocks up to this size in its heap, larger ones come from mmap and go back when freed (malloc.c,
-# DEFAULT_MMAP_THRESHOLD_MAX on 64 bits). With glibc.malloc.mmap_threshold raised, all blocks stay in the heap.
+# glibc keeps blocks up to this size in its heap; larger ones come from mmap and are returned when freed (malloc.c,
+# DEFAULT_MMAP_THRESHOLD_MAX on 64 bits). With glibc.malloc.mmap_threshold raised, all blocks are in the heap.
 GLIBC_HEAP_BLOCK_BYTES = 32 * 2**20
 
-# Holes in that heap: peak resident memory grows, beyond weights, gradients, momentum and saved tensors, by 1.9
-# times the ten largest saved tensors that live in the heap. Fitted in 2026-11 to 30 fresh processes (ResNet-18 to
-# 152, batch 1 to 64, 224 pixels, fp32, channels-last, torch 2.13, glibc 2.36, 2 cores, both allocator settings):
-# the estimate errs by -0.4 to +15 %; on 4 processes it was not fitted to (64 to 256 pixels) by +8 to +15 %.
+# Fragmentation of that heap: peak resident memory exceeds weights, gradients, momentum and saved tensors by 1.9 times
+# the ten largest saved tensors in the heap. Fitted in 2026-11 to 30 fresh processes (ResNet-18 to 152, batch 1 to 64,
+# 224 pixels, fp32, channels-last, torch 2.13, glibc 2.36, 2 cores, both allocator settings): the estimate errs by -0.4
+# to +15 %; on 4 other processes (64 to 256 pixels) by +8 to +15 %.
 HEAP_HOLES_FACTOR = 1.9
 HEAP_HOLES_BLOCKS = 10
 
-# In-place operators that change only the tensor's description, and a view that its schema does not call one.
+# In-place operators that change only metadata, and a view that its schema does not mark as one.
 _METADATA_ONLY = {"as_strided_", "detach_", "resize_", "set_", "squeeze_", "t_", "transpose_", "unsqueeze_"}
 _METADATA_ONLY |= {"_unsafe_view"}
-_OVERWRITING = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}  # their target is not read
+_OVERWRITING = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}  # the target is not read
 
 
 @dataclass(frozen=True)
 class Op:
-    """All calls of one operator that were alike in shapes and cost; `flops` and `bytes_moved` are their sums."""
+    """All calls of an operator with equal shapes and cost; `flops` and `bytes_moved` are their sums."""
 
     name: str
     input_shapes: tuple[Shape, ...]
@@ -47,24 +47,24 @@ class Op:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one forward and backward pass does, at the batch size it was counted with."""
+    """Work of one forward and backward pass, at the batch size it was counted with."""
 
     flops: int
     bytes_moved: int
     saved_tensor_bytes: tuple[int, ...]
-    """Storages that autograd keeps from forward to backward, each once, without parameters; largest first."""
+    """Sizes of the storages that autograd saves for backward, each once, without parameters; largest first."""
     parameter_bytes: int
-    """Parameters that get a gradient."""
+    """Bytes of the parameters with a gradient."""
     ops: tuple[Op, ...]
 
 
 class CallCounter(TorchDispatchMode):
-    """Count the operator calls made while it is entered; calls that neither compute nor move are left out."""
+    """Context manager that counts operator calls; calls without FLOPs and bytes moved are skipped."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[tuple[str, tuple[Shape, ...], int, int]] = Counter()
-        """How often: (operator, shapes of its inputs, FLOPs, bytes moved)."""
+        """Number of calls by (operator, input shapes, FLOPs, bytes moved)."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -79,10 +79,10 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> StepWork:
-    """Count what `run_step`, a forward pass that returns the loss, and the backward pass of that loss do.
+    """Count the work of `run_step`, a forward pass that returns the loss, and of the loss's backward pass.
 
-    Meant for the meta device, where nothing is computed and nothing allocated. Autocast does not act on meta:
-    to count it, let `run_step` work on FakeTensors. The model's parameters are left with (meta) gradients.
+    Use it on the meta device, where nothing is computed or allocated. Autocast has no effect on meta: to count it, let
+    `run_step` use FakeTensors. Afterwards the model's parameters have (meta) gradients.
     """
     saved: dict[int, int] = {}  # storage -> bytes; all stay alive until backward, so addresses are unique
     parameters: dict[int, int] = {}
@@ -103,7 +103,7 @@ def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> Step
                     continue
                 seen.add(node)
                 nodes += [following for following, _ in node.next_functions]
-                if hasattr(node, "variable"):  # only AccumulateGrad, the end of the graph at a leaf, has it
+                if hasattr(node, "variable"):  # only AccumulateGrad, the node of a leaf, has it
                     storage = node.variable.untyped_storage()
                     parameters[storage._cdata] = storage.nbytes()
             loss.backward()
@@ -125,9 +125,9 @@ def list_ops(counter: "CallCounter") -> tuple[Op, ...]:
 
 
 def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: float) -> tuple[float, float]:
-    """Add up the operators' least times: each takes as long as its arithmetic or its traffic, whichever is longer.
+    """Sum the operators' minimum times: the longer of compute and memory traffic for each.
 
-    Returns the seconds of operators bound by arithmetic, and of those bound by memory.
+    Return the seconds of compute-bound operators, and of memory-bound ones.
     """
     compute_seconds = memory_seconds = 0.0
     for op in ops:
@@ -140,10 +140,10 @@ def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: flo
 
 
 def estimate_training_bytes(work: StepWork, heap_block_bytes: float = math.inf) -> int:
-    """Estimate the resident memory of training with momentum, without what the interpreter and the libraries take.
+    """Estimate the resident memory of training with momentum, without the interpreter and the libraries.
 
-    `heap_block_bytes` is infinite where glibc keeps freed memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES;
-    0 leaves the holes out (other allocators: the estimate is then a lower bound).
+    `heap_block_bytes` is infinite if glibc keeps freed memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES; 0
+    ignores fragmentation (other allocators: the estimate is then a lower bound).
     """
     in_heap = [size for size in work.saved_tensor_bytes if size <= heap_block_bytes]
     holes = HEAP_HOLES_FACTOR * sum(in_heap[:HEAP_HOLES_BLOCKS])
@@ -155,11 +155,11 @@ def _tensors(tree: object) -> list[Tensor]:
 
 
 def _bytes_moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> int:
-    """Bytes of the distinct tensors that the call reads, plus those it writes (in place: both)."""
+    """Return the bytes of the distinct tensors that the call reads, plus those it writes (in place: both)."""
     name = func.overloadpacket.__name__
     if func.is_view or name in _METADATA_ONLY or name.startswith(("empty", "new_empty")):
         return 0
-    reads_nothing = name.endswith("_like") or name.startswith("new_")  # only shape and dtype are looked at
+    reads_nothing = name.endswith("_like") or name.startswith("new_")  # only shape and dtype are used
     read: list[Tensor] = []
     written = _tensors(out)
     values = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
@@ -174,7 +174,7 @@ def _bytes_moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
 
 
 def _distinct_bytes(tensors: list[Tensor]) -> int:
-    """Bytes behind tensors, each once; an expanded dimension (stride 0) is the same memory again."""
+    """Return the bytes of distinct tensors; an expanded dimension (stride 0) adds no memory."""
     distinct = {(t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()): t for t in tensors}
     return sum(
         int(

@@ -1,6 +1,6 @@
-"""What this device can do at most, measured in this run: matrix multiplication at the precision used, memory copy.
+"""Measure the device's peak FLOP/s (matrix multiplication in the run's precision) and memory bandwidth (copy).
 
-No table of devices: a data sheet does not know this machine's power limit and neighbours.
+No table of data-sheet values: they do not include this machine's power limit and other load.
 """
 
 import mmap
@@ -23,20 +23,20 @@ SIZES_ACCELERATOR = (4096, 8192)
 
 @dataclass(frozen=True)
 class Peaks:
-    """The best seen, with how it was got."""
+    """The highest measured rates, and how they were measured."""
 
     flops: float
     flops_source: str
     bytes_per_second: float
 
     def best_of(self, other: "Peaks") -> "Peaks":
-        """Combine two measurements: a peak disturbed by a neighbour is no peak."""
+        """Combine two measurements: other load can only lower a peak."""
         better = self if self.flops >= other.flops else other
         return Peaks(better.flops, better.flops_source, max(self.bytes_per_second, other.bytes_per_second))
 
 
 def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) -> Peaks:
-    """Multiply matrices and copy memory for about so long; TF32 must be switched by the caller."""
+    """Multiply matrices and copy memory for about `seconds`; the caller must set the TF32 mode."""
     sizes = SIZES.get(device.type, SIZES_ACCELERATOR)
     best_flops, best_size, repeats = 0.0, 0, 0
     for size in sizes:
@@ -62,7 +62,7 @@ def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds
 
 
 def _make_buffer(device: torch.device, num_bytes: int) -> torch.Tensor:
-    """A CPU's comes from mmap, so that it goes back to the system and does not count as the run's memory."""
+    """Return a zeroed buffer; on a CPU from mmap, so that it is freed completely and not counted for the run."""
     if device.type != "cpu":
         return torch.zeros(num_bytes // 4, device=device)
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float32).zero_()

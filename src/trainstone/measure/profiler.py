@@ -1,7 +1,7 @@
-"""Records a few steps with torch.profiler into a Chrome trace, gzipped, or marks them for an nsys or ncu around us.
+"""Record a few steps with torch.profiler as a gzipped Chrome trace, or mark them for an external nsys or ncu.
 
-It analyses nothing: trace/breakdown.py does. Bounded: shapes are recorded, stacks and memory are not, and no more than
-the requested steps are kept.
+The trace is analysed in trace/breakdown.py. To limit its size, shapes are recorded but stacks and memory are not, and
+only the requested steps are kept.
 """
 
 import json
@@ -17,13 +17,13 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import synchronize
 
-# Kineto prints a line at each start and stop unless told otherwise.
+# By default Kineto prints a line at each start and stop.
 LOG_LEVEL = ("KINETO_LOG_LEVEL", "6")
 DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
 
 class ProfileWindow(NamedTuple):
-    """Numbers of steps: the profiler is on from `begin`, what it sees counts from `first` until before `end`."""
+    """Step numbers: the profiler warms up from `begin`, and records from `first` until before `end`."""
 
     begin: int
     first: int
@@ -31,8 +31,10 @@ class ProfileWindow(NamedTuple):
 
 
 class Capture:
-    """Records the steps of a window. Used by `with` around them and those before that only warm up the profiler;
-    `step()` is called after each. Leaving it writes the trace."""
+    """Context manager that records the steps of a window and writes the trace on exit.
+
+    Enter it before the warm-up steps, and call `step()` after each step.
+    """
 
     def __init__(self, target: Path, device: torch.device, rank: Rank, window: ProfileWindow) -> None:
         os.environ.setdefault(*LOG_LEVEL)
@@ -41,7 +43,7 @@ class Capture:
         if device.type in DEVICE_ACTIVITIES:
             activities.append(DEVICE_ACTIVITIES[device.type])
         self._profiler = profile(activities=activities, schedule=self._choose_action, record_shapes=True)
-        # The trace's ProfilerStep#N are the run's own numbers.
+        # ProfilerStep#N in the trace has the run's step number.
         self._profiler.step_num, self._profiler.current_action = window.begin, self._choose_action(window.begin)
 
     def _choose_action(self, step: int) -> ProfilerAction:
@@ -52,17 +54,17 @@ class Capture:
         return ProfilerAction.RECORD if step < self._window.end - 1 else ProfilerAction.RECORD_AND_SAVE
 
     def __enter__(self) -> Self:
-        synchronize(self._device)  # what was given out before has no place in the trace
+        synchronize(self._device)  # earlier work must not be in the trace
         self._profiler.start()
         return self
 
     def step(self, number: int) -> None:
-        """This step was given out; the device ends the last one before the recording ends."""
+        """Call after submitting a step; the device finishes the last one before the recording ends."""
         if number == self._window.end - 1:
             synchronize(self._device)
-            if not torch.distributed.is_initialized():  # torch writes it itself then
-                where = {"rank": self._rank.number, "world_size": self._rank.world}
-                self._profiler.add_metadata_json("distributedInfo", json.dumps(where))
+            if not torch.distributed.is_initialized():  # otherwise torch writes it
+                info = {"rank": self._rank.number, "world_size": self._rank.world}
+                self._profiler.add_metadata_json("distributedInfo", json.dumps(info))
         self._profiler.step()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -75,21 +77,21 @@ class Capture:
 
 
 class OuterCapture:
-    """Opens and closes the range that an nsys or ncu around this process records; it writes nothing itself."""
+    """Context manager for the range that nsys or ncu records around this process; it writes nothing itself."""
 
     def __enter__(self) -> Self:
         start_profiler()
         return self
 
     def step(self, number: int) -> None:
-        """Do nothing: the end of the range waits for the device."""
+        """Do nothing: the end of the range synchronises the device."""
 
     def __exit__(self, *_: object) -> None:
         stop_profiler()
 
 
 def start_profiler() -> None:
-    torch.cuda.synchronize()  # no work given out before belongs to the range
+    torch.cuda.synchronize()  # earlier work must not be in the range
     torch.cuda.profiler.start()
 
 
@@ -102,10 +104,11 @@ def stop_profiler() -> None:
 def profiler_range(
     steps: tuple[int, int] | None, start: Callable[[], None] = start_profiler, stop: Callable[[], None] = stop_profiler
 ) -> Iterator[Callable[[], bool]]:
-    """Follow the steps of a bench: on before the first of the range, off after the last. None: never on.
+    """Turn the CUDA profiler on before the first step of a range and off after the last.
 
-    Gives a function to be called when the next step is about to begin, which always returns True: it switches between
-    the steps as the host gives them to the device; they are yielded some steps later.
+    `steps` is (first, count), or None for never on.
+    Yield a function that must be called before each further step is submitted (not when its times are read, which is
+    some steps later); it always returns True.
     """
     step, on, failed = 0, False, True
 
@@ -116,7 +119,7 @@ def profiler_range(
             on = inside
             (start if inside else stop)()
 
-    def pass_to_next_step() -> bool:
+    def advance() -> bool:
         nonlocal step
         step += 1
         switch()
@@ -124,10 +127,10 @@ def profiler_range(
 
     switch()
     try:
-        yield pass_to_next_step
+        yield advance
         failed = False
     finally:
         if on:
-            # A device in error answers with the error that is on its way up already.
+            # A failed device would raise the error that is already propagating.
             with suppress(RuntimeError) if failed else nullcontext():
                 stop()

@@ -1,6 +1,7 @@
-"""What receives the events of a run (Sink), and the first of them: every step, in memory and in the step file.
+"""Sink, the base class of everything that receives a run's events, and StepRecorder, which stores every step in memory
+and in the step file.
 
-A run has one list of sinks and calls them in order, at every event: step file, curves, mlperf.log, an original's files.
+A run calls its sinks in order at every event: step file, curves, mlperf.log, an original's files.
 """
 
 import operator
@@ -18,7 +19,7 @@ from trainstone.results.steps import StepRecord, StepWriter, cut_steps, list_col
 
 
 class Sink:
-    """One receiver, used by `with`. An event that it does not override is ignored; any may raise OSError."""
+    """Context manager that receives a run's events. Methods not overridden do nothing; any may raise OSError."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,13 +28,13 @@ class Sink:
         self.close()
 
     def begin_steps(self, done: int) -> None:
-        """Training starts or continues after so many steps."""
+        """Training starts or continues after `done` steps."""
 
     def step(self, record: StepRecord) -> None:
         """The device has finished a step."""
 
     def begin_evaluation(self, done: int) -> None:
-        """The validation set is about to be evaluated, after so many steps."""
+        """An evaluation starts after `done` steps."""
 
     def end_evaluation(self, done: int) -> None:
         """All validation images have been evaluated; with eval.async the scores follow later."""
@@ -45,17 +46,17 @@ class Sink:
         """A checkpoint is about to be written: everything received so far must be in the file."""
 
     def finish(self, status: Status) -> None:
-        """The run has ended; not called where it was killed or has failed."""
+        """The run has ended; not called if it was killed or failed."""
 
     def close(self) -> None:
         """Close files."""
 
 
 class StepRecorder(Sink):
-    """Step records of one rank, with the page faults each one cost (those of an earlier start: not known, 0)."""
+    """Step records of one rank with their page faults (0 for steps before a resume)."""
 
     def __init__(self, path: Path, *, split_phases: bool, decay_loss: bool = False, first_step: int = 0) -> None:
-        """Begin a file, or go on with one: steps before `first_step` are kept; one that lacks any is moved aside."""
+        """Start a step file, or append to it after `first_step`; a file that misses earlier steps is moved aside."""
         self._columns = list_columns(split_phases=split_phases, decay_loss=decay_loss)
         self._pick = operator.itemgetter(*map(StepRecord._fields.index, self._columns))
         kept = cut_steps(path, first_step, split_phases=split_phases, decay_loss=decay_loss) if first_step else None
@@ -63,8 +64,8 @@ class StepRecorder(Sink):
             set_aside(path)
         self.path = path
         self._first = first_step
-        self._writer = StepWriter(path, split_phases=split_phases, decay_loss=decay_loss, go_on=kept is not None)
-        self._values = array("d")  # record after record: one append a step, 8 bytes a value
+        self._writer = StepWriter(path, split_phases=split_phases, decay_loss=decay_loss, append=kept is not None)
+        self._values = array("d")  # record after record: one append per step, 8 bytes per value
         self._page_faults = array("d")
         self._faults_before = _count_page_faults()
         if kept is not None:
@@ -83,25 +84,25 @@ class StepRecorder(Sink):
         self._faults_before = faults
 
     def flush(self) -> None:
-        """Write all that was taken: a checkpoint may only count steps that are in the file."""
+        """Flush the file: a checkpoint may only count steps that are in it."""
         self._writer.flush()
 
     def finish(self, status: Status) -> None:  # noqa: ARG002  the same at every end
-        """Write all that was taken: the original's files are made from it."""
+        """Flush the file: the original's files are written from it."""
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
     def current_step(self) -> int:
-        """Index of the step under way, for the telemetry thread."""
+        """Return the index of the current step, for the telemetry thread."""
         return self._first + len(self._page_faults)
 
     def column(self, name: str) -> NDArray[np.float64]:
         return self.columns()[name]
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """Return every recorded field of all steps so far (copies: an array that is looked at cannot grow)."""
+        """Return every recorded field of all steps so far (copies: an array with live views cannot grow)."""
         table = np.array(self._values).reshape(-1, len(self._columns)).T
         return dict(zip(self._columns, table, strict=True))
 

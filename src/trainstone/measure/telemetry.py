@@ -1,7 +1,7 @@
-"""Samples one device while a run goes on, into telemetry-<host>-<device>.csv (results/telemetry.py).
+"""Sample one device during a run into telemetry-<host>-<device>.csv (format: results/telemetry.py).
 
-The file grows by a whole line at each sample and so is the run's heart-beat too; no failure of the sampler ends the
-run. CPUs are read through /proc and /sys, NVIDIA devices through NVML. What cannot be read is None.
+The file grows by one complete line per sample and also serves as the run's heartbeat. A failing sampler never ends the
+run. CPUs are read through /proc and /sys, NVIDIA GPUs through NVML. Values that cannot be read are None.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from trainstone.results.telemetry import HEADER, NAMES, Reading, TelemetrySample
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 5.0  # a driver that hangs must not keep the run from ending
-# Clocks and throttle counters are read on so many cores at most, evenly spread: a read may disturb a core.
+# Maximum number of cores, evenly spread, whose clocks and throttle counters are read: a read may disturb a core.
 MAX_CORES_READ = 16
-# A package that seems to use more had its counter reset; the largest sold in 2026 use about 500 W.
+# A package that seems to use more had a counter reset; the largest ones of 2026 use about 500 W.
 MAX_PACKAGE_WATTS = 2000.0
-MIN_POWER_SECONDS = 0.02  # RAPL counts in steps of about a millisecond: power over less would be rough
+MIN_POWER_SECONDS = 0.02  # RAPL updates about every millisecond: power over shorter times would be inaccurate
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 CPU_ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal")
 # By bit, the lowest first: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -37,25 +37,25 @@ NVML_REASONS = (
 
 
 class Reader:
-    """What can be sampled: a device that trainstone cannot read, unless a subclass can."""
+    """Telemetry reader of a device; this base class reads nothing."""
 
     meter: str | None = None
-    """What counts energy."""
+    """Name of the energy counter."""
 
     def __init__(self, *unsupported: str) -> None:
         self.unsupported = list(unsupported)
-        """What cannot be read, and why."""
+        """Values that cannot be read, with the reason."""
 
     def read(self) -> Reading:
-        """Read all values once; those that cannot be read are None."""
+        """Read all values once; unreadable ones are None."""
         return Reading()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
 
 
 class Telemetry:
-    """Owns sampler thread, file and reader. Use it by `with`; the last sample is taken on leaving."""
+    """Context manager that owns sampler thread, file and reader; the last sample is taken on exit."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class Telemetry:
     def __enter__(self) -> "Telemetry":
         with self._complain_once(f"cannot write {self.path}"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: one write a line, nothing held back when killed, nothing doubled by a fork.
+            # Unbuffered: one write per line; a kill loses nothing, a fork duplicates nothing.
             old = self.path.read_bytes() if self.path.exists() else b""
             file = self.path.open("ab", buffering=0)
-            file.truncate(old.rfind(b"\n") + 1)  # a resumed run goes on after its last whole line
+            file.truncate(old.rfind(b"\n") + 1)  # a resumed run appends after the last complete line
             if b"\n" not in old:
                 file.write(f"{HEADER}\n".encode())
             self._file = file
@@ -98,7 +98,7 @@ class Telemetry:
         if self._thread.ident is not None:
             self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
-            log.warning("telemetry of %s hangs in its driver; left behind", self.path.stem)
+            log.warning("telemetry thread of %s hangs in its driver; it is abandoned", self.path.stem)
             return
         self.sample()
         with self._complain_once("cannot close the reader"):
@@ -107,7 +107,7 @@ class Telemetry:
             self._file.close()
 
     def sample(self) -> None:
-        """Take and write one sample. A failed reading still gives a line: time and step are known."""
+        """Take and write one sample; a failed reading still writes time and step."""
         reading, step = Reading(), None
         with self._complain_once("cannot read the device"):
             step = self._current_step()
@@ -129,14 +129,14 @@ class Telemetry:
     def _complain_once(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  a driver may throw anything; the run is worth more
+        except Exception as error:  # noqa: BLE001  a driver may raise anything; the run must continue
             if what not in self._complaints:
                 self._complaints.add(what)
                 log.warning("telemetry: %s: %s: %s", what, type(error).__name__, error)
 
 
 class _Rapl:
-    """The energy counters of the CPU packages, without their wrap-arounds."""
+    """Energy counters of the CPU packages, corrected for counter overflow."""
 
     def __init__(self, root: Path, unsupported: list[str]) -> None:
         self.names: list[str] = []
@@ -147,7 +147,7 @@ class _Rapl:
         self._joules = self._seconds = 0.0
         for folder in sorted(root.glob("sys/class/powercap/intel-rapl:*")):
             name = cpus.read_text(folder / "name") or ""
-            # intel-rapl:0:1 is a part of package 0; psys is the whole board and holds the packages again.
+            # intel-rapl:0:1 is a part of package 0; psys is the whole board and includes the packages.
             if folder.name.count(":") != 1 or not name.startswith("package"):
                 continue
             path = folder / "energy_uj"
@@ -160,10 +160,10 @@ class _Rapl:
             self.names.append(name)
             self._ranges.append(cpus.read_int(folder / "max_energy_range_uj") or 0)
         if not self.names:
-            unsupported.append("power: no RAPL counter to read" if unsupported else "power: no RAPL interface here")
+            unsupported.append("power: no readable RAPL counter" if unsupported else "power: no RAPL interface")
 
     def read(self, now_seconds: float) -> tuple[float | None, float | None]:
-        """Return (joules on the counter, watts since the last reading)."""
+        """Return (joules counted so far, mean watts since the last reading)."""
         raw = [count for file in self.files if (count := file.read_int()) is not None]
         if not raw or len(raw) < len(self.files):
             return None, None
@@ -175,7 +175,7 @@ class _Rapl:
         elapsed_seconds = now_seconds - self._seconds
         joules = sum(grown) / 1e6
         if min(grown) < 0 or joules > MAX_PACKAGE_WATTS * len(raw) * max(elapsed_seconds, MIN_POWER_SECONDS):
-            self._unsupported.append("energy: the RAPL counter jumped; not measured from there on")
+            self._unsupported.append("energy: the RAPL counter jumped; not measured after that")
             _close_all(self.files)
             return None, None
         self._raw, self._joules, self._seconds = raw, self._joules + joules, now_seconds
@@ -184,7 +184,7 @@ class _Rapl:
 
 
 class CpuReader(Reader):
-    """The CPUs this process may use (clock, temperature, load, throttling, energy) and its own memory."""
+    """Reads the CPUs that this process may use (clock, temperature, load, throttling, energy) and its memory."""
 
     def __init__(
         self,
@@ -198,17 +198,17 @@ class CpuReader(Reader):
         self._cpus = sorted(cpus.read_affinity() if available is None else available)
         self._rapl = _Rapl(root, self.unsupported)
         self.meter = f"RAPL {'+'.join(self._rapl.names)}" if self._rapl.names else None
-        # At most MAX_CORES_READ CPUs, one a core, evenly spread.
+        # At most MAX_CORES_READ CPUs, one per core, evenly spread.
         by_core = {cpus.read_siblings(cpu, root) or frozenset({cpu}): cpu for cpu in self._cpus}
         stride = -(-len(by_core) // MAX_CORES_READ) or 1
         cores = [root / cpus.CPU_FOLDER / f"cpu{number}" for number in sorted(by_core.values())[::stride]]
-        self._clocks = self._open([core / "cpufreq/scaling_cur_freq" for core in cores], "clock: no cpufreq here")
+        self._clocks = self._open([core / "cpufreq/scaling_cur_freq" for core in cores], "clock: no cpufreq")
         counters = [core / f"thermal_throttle/{kind}_throttle_count" for core in cores for kind in ("core", "package")]
-        self._throttles = self._open(counters, "throttle: no thermal_throttle counters here")
+        self._throttles = self._open(counters, "throttle: no thermal_throttle counters")
         self._sensors = self._open(_find_sensors(root), "temp: no CPU sensor under hwmon or thermal")
         stat_bytes = 256 * (max(self._cpus, default=0) + 2)  # the CPUs come first; a line is shorter than this
-        self._stat = self._open([root / "proc/stat"], "util: no /proc/stat here", stat_bytes)
-        self._memory = self._open([root / "proc/self/statm"], "mem_used: no /proc/self/statm here")
+        self._stat = self._open([root / "proc/stat"], "util: no /proc/stat", stat_bytes)
+        self._memory = self._open([root / "proc/self/statm"], "mem_used: no /proc/self/statm")
         self._throttle_counts = [file.read_int() for file in self._throttles]
         self._ticks = self._read_ticks()
 
@@ -241,7 +241,7 @@ class CpuReader(Reader):
         return files
 
     def _read_ticks(self) -> cpus.CpuTicks | None:
-        # The text may end within a line, and half a number is not a number.
+        # The text may end within a line: the last number may be truncated.
         texts = [file.read().rpartition("\n")[0] for file in self._stat]
         return cpus.parse_cpu_ticks(texts[0], self._cpus) if texts else None
 
@@ -266,7 +266,7 @@ def _close_all(files: list[cpus.OpenFile]) -> None:
 
 
 def _find_sensors(root: Path) -> list[Path]:
-    """Return the files that show the CPU packages' temperature."""
+    """Return the files with the CPU packages' temperature."""
     found = []
     for name_file in sorted(root.glob("sys/class/hwmon/hwmon*/name")):
         if cpus.read_text(name_file) in CPU_SENSORS:
@@ -279,7 +279,7 @@ def _find_sensors(root: Path) -> list[Path]:
 
 
 class NvmlReader(Reader):
-    """One NVIDIA device, by its UUID: GPU-... (an index of torch's depends on CUDA_VISIBLE_DEVICES)."""
+    """Reads one NVIDIA GPU, by its UUID GPU-... (torch's index depends on CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, uuid: str) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ class NvmlReader(Reader):
             self._nvml.nvmlInit()
             handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         except (ImportError, *self._errors) as error:
-            self.unsupported.append(f"everything: NVML does not answer for device {uuid}: {error}")
+            self.unsupported.append(f"all values: NVML cannot read device {uuid}: {error}")
             return
         for name, choices in _list_queries(self._nvml, handle).items():
             self._probe(name, choices)
@@ -299,7 +299,7 @@ class NvmlReader(Reader):
             self.meter = "NVML total energy counter"
 
     def _probe(self, name: str, choices: list[Callable[[], Any]]) -> None:
-        """Keep the first query that this device answers; a MIG slice or an old board answers only some."""
+        """Keep the first query that this device supports; a MIG slice or an old GPU supports only some."""
         why = ""
         for query in choices:
             try:
@@ -312,7 +312,7 @@ class NvmlReader(Reader):
         self.unsupported.append(f"{name.rpartition('_')[0] or name}: {why}")
 
     def read(self) -> Reading:
-        """Look once; a value that fails now is None in this reading."""
+        """Read all values once; a value that fails is None in this reading."""
         values: dict[str, Any] = {}
         for name, query in self._queries.items():
             with contextlib.suppress(*self._errors):
@@ -326,7 +326,7 @@ class NvmlReader(Reader):
 
 
 def _list_queries(nvml: Any, handle: Any) -> dict[str, list[Callable[[], Any]]]:
-    """Return, per value, the calls that give it: the present one first, then the one older drivers have."""
+    """Return the queries for each value: the current one first, then that of older drivers."""
     return {
         "clock_mhz": [lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))],
         "mem_clock_mhz": [lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))],
@@ -346,7 +346,7 @@ def _list_queries(nvml: Any, handle: Any) -> dict[str, list[Callable[[], Any]]]:
 
 
 def name_reasons(bits: int) -> str:
-    """Spell NVML's bits of reasons why the clock is held down; one we do not know stays a number."""
+    """Return the names of NVML's throttle reasons; unknown bits stay a hexadecimal number."""
     names = [name for place, name in enumerate(NVML_REASONS) if bits >> place & 1]
     unknown = bits >> len(NVML_REASONS) << len(NVML_REASONS)
     return "|".join([*names, hex(unknown)] if unknown else names) or "none"

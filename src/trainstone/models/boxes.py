@@ -1,10 +1,10 @@
-"""Default boxes of an SSD, the arithmetic of boxes, which default box learns which object, and the way back: from a
-network's scores to boxes, the best of all classes, duplicates left out (greedy non-maximum suppression).
+"""Boxes of an SSD: default boxes, encoding, matching with objects, and decoding of detections with greedy
+non-maximum suppression.
 
-A box is four shares of the image's width and height, as edges (left, top, right, bottom) or as a centre (x, y, width,
-height); what a network learns is its distance from a default.
+A box is four fractions of the image's width and height, as edges (left, top, right, bottom) or as a centre (x, y,
+width, height); the network predicts its offset from a default box.
 
-For 300 pixels all is the original's (arXiv 1512.02325, MLPerf's SSD300). What is ours is how other sizes follow.
+For 300 pixels everything equals the original (arXiv 1512.02325, MLPerf's SSD300). Other sizes follow our own rule.
 """
 
 import math
@@ -15,47 +15,49 @@ from torch import Tensor
 
 MIN_IMAGE_SIZE = 64
 FIRST_STEP = 8  # pixels between two cells of the finest map: the network has halved the image three times
-# The smallest boxes, in pixels of any image: at 21 pixels, cells 8 pixels apart, an object of a box's shape overlaps
-# one by about a half wherever it lies. Scaled down with a small image they would lie beside most objects.
+# The smallest boxes, in pixels for every image size: with 21 pixels and cells 8 pixels apart, an object of a box's
+# shape overlaps a box by about a half at any position. Boxes scaled down with a small image would miss most objects.
 FIRST_SCALES = (21.0, 45.0)
 LAST_SCALE = 1.05  # of the image
-FEW_CELLS = 4  # maps of so many cells a side or fewer divide the image evenly; larger ones keep the network's steps
+FEW_CELLS = (
+    4  # maps with at most this many cells per side divide the image evenly; larger ones keep the network's steps
+)
 CENTRE_VARIANCE, SIZE_VARIANCE = 0.1, 0.2
-MAX_PAIRS = 2**24  # objects x default boxes looked at together: 64 MB a tensor of them
+MAX_PAIRS = 2**24  # objects x default boxes per chunk: 64 MB per tensor
 FORCED = 2.0  # more than any overlap
-NOWHERE = -3.0  # a box with all its edges there overlaps nothing that is in an image
-MAX_SCORES = 2**24  # looked at together: their keys take 128 MB
-BLOCK = 1024  # candidates whose overlaps are looked at together
-NOTHING = -1
+OUTSIDE = -3.0  # a box with all edges at this value overlaps nothing in the image
+MAX_SCORES = 2**24  # scores per chunk: their keys take 128 MB
+BLOCK = 1024  # candidates per chunk of overlaps
+NO_LABEL = -1
 
 
 class Level(NamedTuple):
-    """One of the maps that boxes are found on, from fine to coarse."""
+    """One of the feature maps with boxes, from fine to coarse."""
 
     cells: int
-    """A side."""
+    """Cells per side."""
     step: float
     """Pixels between two cells."""
     padded: bool
-    """How the network comes to it: halved by a padded 3x3, or two cells less by one without padding."""
+    """Whether the convolution before it is padded (halves the map) or not (two cells less); both are 3x3."""
     scale: float
-    """Pixels of its square boxes; a larger one has the middle between this and the next level's."""
+    """Pixels of its square box; a second, larger square is the geometric mean of this and the next level's scale."""
     next_scale: float
     aspects: tuple[float, ...]
 
     @property
     def boxes_per_cell(self) -> int:
-        """Two squares, and each aspect lying and standing."""
+        """Two squares, and each aspect ratio in landscape and portrait."""
         return 2 + 2 * len(self.aspects)
 
 
 def list_levels(image_size: int) -> tuple[Level, ...]:
-    """Return the maps of an image of so many pixels a side, down to a single cell; a ValueError if too small.
+    """Return the feature maps of a square image, down to a single cell; ValueError if the image is too small.
 
-    Scales go from 21 and 45 pixels in even steps to 1.05 of the image: for 300 pixels 21, 45, 99, ... 315.
+    Scales are 21, then from 45 pixels in even steps to 1.05 of the image: for 300 pixels 21, 45, 99, ... 315.
     """
     if image_size < MIN_IMAGE_SIZE:
-        raise ValueError(f"an SSD needs images of at least {MIN_IMAGE_SIZE} pixels, not {image_size}")
+        raise ValueError(f"an SSD needs images of at least {MIN_IMAGE_SIZE} pixels")
     sizes = [(math.ceil(image_size / FIRST_STEP), True)]
     while sizes[-1][0] > 1:
         before = sizes[-1][0]
@@ -88,19 +90,19 @@ def default_boxes(image_size: int) -> Tensor:
 
 
 def to_edges(boxes: Tensor) -> Tensor:
-    """Centres (..., 4) to edges."""
+    """Convert centres (..., 4) to edges."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     return torch.cat([centre - size / 2, centre + size / 2], dim=-1)
 
 
 def to_centres(boxes: Tensor) -> Tensor:
-    """Edges (..., 4) to centres."""
+    """Convert edges (..., 4) to centres."""
     first, last = boxes[..., :2], boxes[..., 2:]
     return torch.cat([(first + last) / 2, last - first], dim=-1)
 
 
 def encode(edges: Tensor, defaults: Tensor) -> Tensor:
-    """Return how boxes, as edges (..., 4), differ from default boxes, as centres: what the network is to say."""
+    """Return the offsets of boxes, as edges (..., 4), from default boxes, as centres: the network's targets."""
     boxes = to_centres(edges)
     centre = (boxes[..., :2] - defaults[..., :2]) / defaults[..., 2:] / CENTRE_VARIANCE
     size = (boxes[..., 2:] / defaults[..., 2:]).log() / SIZE_VARIANCE
@@ -108,20 +110,20 @@ def encode(edges: Tensor, defaults: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, defaults: Tensor) -> Tensor:
-    """Return the boxes that a network means, as edges (..., 4): the inverse of `encode`."""
+    """Return the boxes for predicted offsets, as edges (..., 4): the inverse of `encode`."""
     centre = defaults[..., :2] + offsets[..., :2] * CENTRE_VARIANCE * defaults[..., 2:]
     size = defaults[..., 2:] * (offsets[..., 2:] * SIZE_VARIANCE).exp()
     return to_edges(torch.cat([centre, size], dim=-1))
 
 
 def overlap(first: Tensor, second: Tensor) -> Tensor:
-    """Return the intersection over union of each with each, (..., a, b) of edges (..., a, 4) and (..., b, 4).
+    """Return the pairwise intersection over union, (..., a, b), of edges (..., a, 4) and (..., b, 4).
 
     Boxes without an area overlap nothing.
     """
     left, top, right, bottom = first[..., :, None, :].unbind(-1)
     left_2, top_2, right_2, bottom_2 = second[..., None, :, :].unbind(-1)
-    # In place: with many images these are the largest tensors of a step beside the activations.
+    # In place: with many images these are the largest tensors of a step after the activations.
     shared = torch.minimum(right, right_2).sub_(torch.maximum(left, left_2)).clamp_(min=0)
     shared.mul_(torch.minimum(bottom, bottom_2).sub_(torch.maximum(top, top_2)).clamp_(min=0))
     union = ((right - left) * (bottom - top) + (right_2 - left_2) * (bottom_2 - top_2)).sub_(shared)
@@ -130,18 +132,19 @@ def overlap(first: Tensor, second: Tensor) -> Tensor:
 
 @torch.no_grad()
 def match(boxes: Tensor, labels: Tensor, defaults: Tensor, *, min_overlap: float) -> tuple[Tensor, Tensor]:
-    """Return the class that each default box learns, int64 (batch, defaults), 0 for background and class + 1 for an
-    object; and how it differs from the object, float32 (batch, defaults, 4), zeros for background.
+    """Match default boxes with objects and return their training targets.
 
-    `boxes` (batch, objects, 4) are edges, `labels` (batch, objects) classes from 0, negative where there is no object;
-    `defaults` (defaults, 4) are centres. A box without an area is no object. Where two objects have the same best
-    default box it learns the later one; of default boxes that are equally good the last is the best.
+    The targets are classes, int64 (batch, defaults), 0 for background and class + 1 for an object; and offsets to the
+    object, float32 (batch, defaults, 4), zeros for background. `boxes` (batch, objects, 4) are edges, `labels` (batch,
+    objects) classes from 0, negative for padding; `defaults` (defaults, 4) are centres. Boxes without an area are
+    ignored. If two objects have the same best default box, the later one gets it; of equally good default boxes the
+    last is the best.
     """
     num_images, num_objects, num_defaults = len(boxes), boxes.shape[1], len(defaults)
     if not num_objects or not num_images:
         return labels.new_zeros(num_images, num_defaults), boxes.new_zeros(num_images, num_defaults, 4)
-    together = max(1, MAX_PAIRS // (num_objects * num_defaults))
-    parts = zip(boxes.split(together), labels.split(together), strict=True)
+    chunk = max(1, MAX_PAIRS // (num_objects * num_defaults))
+    parts = zip(boxes.split(chunk), labels.split(chunk), strict=True)
     matched = [_match_part(*part, defaults, min_overlap) for part in parts]
     if len(matched) == 1:
         return matched[0]
@@ -152,105 +155,111 @@ def match(boxes: Tensor, labels: Tensor, defaults: Tensor, *, min_overlap: float
 def _match_part(boxes: Tensor, labels: Tensor, defaults: Tensor, min_overlap: float) -> tuple[Tensor, Tensor]:
     sizes = boxes[..., 2:] - boxes[..., :2]
     real = (labels >= 0) & ((sizes > 0) & sizes.isfinite()).all(-1)  # (images, objects)
-    boxes = torch.where(real[..., None], boxes, NOWHERE)
-    # argmax and max take the first of equals; looked at backwards that is the last.
-    overlaps = overlap(boxes.flip(1), to_edges(defaults.flip(0)))  # (images, objects, defaults), both backwards
+    boxes = torch.where(real[..., None], boxes, OUTSIDE)
+    # argmax and max return the first of equals; on reversed tensors that is the last.
+    overlaps = overlap(boxes.flip(1), to_edges(defaults.flip(0)))  # (images, objects, defaults), both reversed
     best_default = overlaps.argmax(2, keepdim=True)
     overlaps.scatter_(2, best_default, real.flip(1)[..., None] * FORCED)
-    best, backwards = overlaps.max(1)
-    best, chosen = best.flip(1), (boxes.shape[1] - 1 - backwards).flip(1)  # (images, defaults)
-    learns = best > min_overlap
-    targets = torch.where(learns, labels.gather(1, chosen) + 1, 0)
+    best, reversed_index = overlaps.max(1)
+    best, chosen = best.flip(1), (boxes.shape[1] - 1 - reversed_index).flip(1)  # (images, defaults)
+    positive = best > min_overlap
+    targets = torch.where(positive, labels.gather(1, chosen) + 1, 0)
     objects = boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
-    return targets, torch.where(learns[..., None], encode(objects, defaults), 0.0)
+    return targets, torch.where(positive[..., None], encode(objects, defaults), 0.0)
 
 
 class FoundBoxes(NamedTuple):
-    """A batch's boxes, the best first; where an image has fewer than others, its last rows are empty."""
+    """Detections of a batch, the best first; rows beyond an image's detections are padding."""
 
     edges: Tensor
-    """float32 (batch, most, 4), within the image; zeros where there is none."""
+    """float32 (batch, max_boxes, 4), within the image; padding is 0."""
     labels: Tensor
-    """int64 (batch, most), classes from 0; -1 where there is none."""
+    """int64 (batch, max_boxes), classes from 0; padding is -1."""
     scores: Tensor
-    """float32 (batch, most); 0 where there is none."""
+    """float32 (batch, max_boxes); padding is 0."""
 
 
 @torch.no_grad()
 def find_boxes(
-    scores: Tensor, offsets: Tensor, defaults: Tensor, *, min_score: float, before: int, overlap: float, most: int
+    scores: Tensor,
+    offsets: Tensor,
+    defaults: Tensor,
+    *,
+    min_score: float,
+    max_candidates: int,
+    max_overlap: float,
+    max_boxes: int,
 ) -> FoundBoxes:
-    """Return the boxes that a network means, at most `most` an image.
+    """Decode a network's output into at most `max_boxes` detections per image, by greedy non-maximum suppression.
 
-    Scores (batch, boxes, classes + 1) are logits, the background's first. The `before` best pairs of box and class of a
-    image with a score above `min_score` are looked at; of two boxes of a class that overlap by more than `overlap`
-    the worse is left out, if the better is not left out itself. Equal scores: the earlier default box, then the lower
-    class, is the better. What is no number is nothing.
+    Scores (batch, boxes, classes + 1) are logits, the background's first. Candidates are an image's best
+    `max_candidates` pairs of box and class with a score above `min_score`. A candidate is removed if it overlaps a
+    better, kept one of its class by more than `max_overlap`. With equal scores the earlier default box, then the lower
+    class, is better. NaN is ignored.
     """
-    together = max(1, MAX_SCORES // max(1, scores.shape[1] * scores.shape[2]))
+    chunk = max(1, MAX_SCORES // max(1, scores.shape[1] * scores.shape[2]))
     parts = [
-        _choose_candidates(*part, defaults, min_score, before)
-        for part in zip(scores.split(together), offsets.split(together), strict=True)
+        _choose_candidates(*part, defaults, min_score, max_candidates)
+        for part in zip(scores.split(chunk), offsets.split(chunk), strict=True)
     ]
     edges, labels, chances = (torch.cat(part) for part in zip(*parts, strict=True))
-    keep = _suppress(edges, labels, overlap)
-    # What stays moves to the front, in its order; what does not goes to a place behind the last.
-    place = torch.where(keep, keep.cumsum(1) - 1, most).clamp_(max=most)
-    shape = (len(edges), most + 1)
+    keep = _suppress(edges, labels, max_overlap)
+    # Kept candidates move to the front, in order; the others go to one extra place at the end.
+    place = torch.where(keep, keep.cumsum(1) - 1, max_boxes).clamp_(max=max_boxes)
+    shape = (len(edges), max_boxes + 1)
     found_edges = edges.new_zeros(*shape, 4).scatter_(1, place[..., None].expand(-1, -1, 4), edges.clamp(0, 1))
-    found_labels = labels.new_full(shape, NOTHING).scatter_(1, place, labels)
+    found_labels = labels.new_full(shape, NO_LABEL).scatter_(1, place, labels)
     found_scores = chances.new_zeros(shape).scatter_(1, place, chances)
-    return FoundBoxes(found_edges[:, :most], found_labels[:, :most], found_scores[:, :most])
+    return FoundBoxes(found_edges[:, :max_boxes], found_labels[:, :max_boxes], found_scores[:, :max_boxes])
 
 
 def _choose_candidates(
-    scores: Tensor, offsets: Tensor, defaults: Tensor, min_score: float, before: int
+    scores: Tensor, offsets: Tensor, defaults: Tensor, min_score: float, max_candidates: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return edges, labels and scores of each image's best pairs, the best first; labels are -1 where none is."""
+    """Return edges, labels and scores of each image's best candidates, the best first; padding has label -1."""
     chances = scores.float().softmax(2)[..., 1:].flatten(1)  # (images, boxes * classes)
     num_classes = scores.shape[2] - 1
     places = torch.arange(chances.shape[1], device=chances.device)
-    # Bits of positive floats are in the order of their values: with the place behind them no two keys are equal, and
-    # topk, which promises no order of equals, has none to choose.
+    # The bits of positive floats sort like their values. With the index appended no two keys are equal, so that topk,
+    # which does not define the order of equal values, is deterministic.
     bits = torch.where(chances > min_score, chances, 0.0).view(torch.int32)
     keys = (bits.long() << 32) | (chances.shape[1] - 1 - places)
-    best = keys.topk(min(before, chances.shape[1]), dim=1).indices
+    best = keys.topk(min(max_candidates, chances.shape[1]), dim=1).indices
     boxes, labels = best // num_classes, best % num_classes
     chances = chances.gather(1, best)
     edges = decode(offsets.float().gather(1, boxes[..., None].expand(-1, -1, 4)), defaults[boxes])
     real = (chances > min_score) & edges.isfinite().all(2)
-    return edges, torch.where(real, labels, NOTHING), chances
+    return edges, torch.where(real, labels, NO_LABEL), chances
 
 
 def _suppress(edges: Tensor, labels: Tensor, max_overlap: float) -> Tensor:
-    """Return which candidates stay, bool (images, candidates): block by block, so that memory is bounded."""
-    keep = labels != NOTHING
+    """Return which candidates are kept, bool (images, candidates); works in blocks, so that memory is bounded."""
+    keep = labels != NO_LABEL
     blocks = [slice(begin, begin + BLOCK) for begin in range(0, labels.shape[1], BLOCK)]
     for number, block in enumerate(blocks):
         for earlier in blocks[:number]:
-            hides = _find_duplicates(edges, labels, earlier, block, max_overlap)
-            keep[:, block] &= ~(hides & keep[:, earlier, None]).any(1)
-        hides = _find_duplicates(edges, labels, block, block, max_overlap).triu_(1)
-        keep[:, block] = _settle(keep[:, block], hides)
+            suppresses = _find_duplicates(edges, labels, earlier, block, max_overlap)
+            keep[:, block] &= ~(suppresses & keep[:, earlier, None]).any(1)
+        suppresses = _find_duplicates(edges, labels, block, block, max_overlap).triu_(1)
+        keep[:, block] = _suppress_block(keep[:, block], suppresses)
     return keep
 
 
 def _find_duplicates(edges: Tensor, labels: Tensor, better: slice, worse: slice, max_overlap: float) -> Tensor:
-    """Tell for each two candidates whether the better would hide the worse: bool (images, better, worse)."""
+    """Return for each pair of candidates whether the better suppresses the worse: bool (images, better, worse)."""
     same = labels[:, better, None] == labels[:, None, worse]
     return (overlap(edges[:, better], edges[:, worse]) > max_overlap) & same
 
 
-def _settle(candidates: Tensor, hides: Tensor) -> Tensor:
-    """Return which candidates greedy suppression keeps, where `hides[:, i, j]` is set for i < j only.
+def _suppress_block(candidates: Tensor, suppresses: Tensor) -> Tensor:
+    """Return which candidates greedy suppression keeps; `suppresses[:, i, j]` is set for i < j only.
 
-    One stays if no better one that stays hides it. Asked again and again of all at once, the answer is right for the
-    first candidate after one round, for the first two after two, ...; a round that changes nothing has come to the end,
-    for there is one answer only. Mostly after a few rounds.
+    A candidate is kept if no kept better one suppresses it. All candidates are updated at once until nothing changes:
+    after n rounds the first n are final, and the solution is unique. Usually a few rounds are enough.
     """
     keep = candidates
     while True:
-        settled = candidates & ~(hides & keep[..., None]).any(1)
-        if torch.equal(settled, keep):
-            return settled
-        keep = settled
+        updated = candidates & ~(suppresses & keep[..., None]).any(1)
+        if torch.equal(updated, keep):
+            return updated
+        keep = updated

@@ -1,4 +1,4 @@
-"""Losses: cross-entropy with both conventions of label smoothing, mixup (arXiv 1710.09412), and SSD's."""
+"""Loss functions: cross-entropy with two kinds of label smoothing, mixup (arXiv 1710.09412), and SSD's loss."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MASK = 2**64 - 1
-MIXUP = int.from_bytes(b"mixup")  # keeps these draws apart from others of the same seed
+MIXUP = int.from_bytes(b"mixup")  # separates these draws from others with the same seed
 
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, *, smoothing: float = 0.0, over: Literal["all", "others"] = "all"
 ) -> Tensor:
-    """Return the batch's mean in fp32. A share `smoothing` of the target is taken from the true class and spread evenly
-    over all classes, itself included, or over the others."""
+    """Return the batch mean in fp32. Label smoothing moves a share of the target from the true class to all classes,
+    itself included, or only to the others."""
     logits = logits.float()  # (batch, classes)
     if over == "all" or not smoothing:
         return F.cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -27,9 +27,9 @@ def cross_entropy(
 
 
 def draw_mix(batch_size: int, alpha: float, *, seed: int, step: int, rank_number: int) -> tuple[Tensor, Tensor]:
-    """Return who is mixed with whom, int64 (batch,), and the share each keeps, float32 (1,), from Beta(alpha, alpha).
+    """Draw each image's partner, int64 (batch,), and the mixing share, float32 (1,), from Beta(alpha, alpha).
 
-    Each step of each rank has a stretch of 2^128 numbers of its own in the seed's row.
+    Each step of each rank has its own range of 2^128 numbers in the seed's Philox sequence.
     """
     key = np.array([seed & MASK, MIXUP], dtype=np.uint64)
     place = np.array([0, 0, step, rank_number], dtype=np.uint64)
@@ -40,7 +40,7 @@ def draw_mix(batch_size: int, alpha: float, *, seed: int, step: int, rank_number
 
 
 def mix_images(images: Tensor, permutation: Tensor, share: Tensor) -> Tensor:
-    """Return share x images + (1 - share) x their partners, floating point; the memory format stays."""
+    """Return share x images + (1 - share) x their partners, floating point; the memory format is preserved."""
     return torch.lerp(images[permutation], images, share.to(images.dtype))
 
 
@@ -55,21 +55,21 @@ def mix_loss(
 def detection_loss(
     scores: Tensor, offsets: Tensor, targets: Tensor, target_offsets: Tensor, *, negatives: float
 ) -> Tensor:
-    """Return the batch's mean in fp32: each image's loss over the number of its boxes with an object.
+    """Return the batch mean in fp32 of each image's loss, divided by its number of positive boxes.
 
-    Scores (batch, boxes, classes + 1) are logits, the background's first; `targets` and `target_offsets` are as
-    `match` of models/boxes.py gives them. For each box with an object the `negatives` hardest of the background count:
-    those with the highest loss. An image without an object counts as 0, and every parameter still gets a gradient.
+    Scores (batch, boxes, classes + 1) are logits, the background's first; `targets` and `target_offsets` come from
+    `match` in models/boxes.py. For each positive box the `negatives` background boxes with the highest loss count. An
+    image without an object has loss 0, and every parameter still gets a gradient.
     """
     scores, offsets = scores.float(), offsets.float()
     positive = targets > 0  # (batch, boxes)
     num_positive = positive.sum(1)
     losses = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-    # A cross-entropy is never negative: sorted, boxes with an object come behind all others, and add nothing.
+    # A cross-entropy is never negative: positive boxes, set to 0, sort last and add nothing.
     hardest = losses.masked_fill(positive, 0.0).sort(dim=1, descending=True, stable=True).values
     counts = torch.arange(hardest.shape[1], device=hardest.device) < (num_positive * negatives).floor()[:, None]
     distances = F.smooth_l1_loss(offsets, target_offsets.float(), reduction="none").sum(2)
-    # where, not a product: what does not count must not count even if it is infinite.
+    # where, not a product: excluded values must not count even if they are infinite.
     found = torch.where(positive, losses + distances, 0.0).sum(1)
     missed = torch.where(counts, hardest, 0.0).sum(1)
     return ((found + missed) / num_positive.clamp(min=1)).mean()

@@ -1,6 +1,8 @@
-"""ResNet-18/34/50/101/152 v1.5, with the initialisations and poolings of the benchmarks trainstone replaces.
-Module names equal torchvision's, so published weights load. Chooses no device, dtype or memory format (that
-is the caller's) and casts no logits (that is the loss's)."""
+"""ResNet-18/34/50/101/152 v1.5, with the initialisations and poolings of the benchmarks that trainstone replaces.
+
+Module names equal torchvision's, so published weights load. The caller chooses device, dtype and memory format; the
+loss casts the logits.
+"""
 
 import math
 from collections.abc import Callable
@@ -33,7 +35,7 @@ def _shortcut(in_channels: int, out_channels: int, stride: int, norm: Norm) -> n
 
 
 class BasicBlock(nn.Module):
-    """3x3 (with the stride), 3x3, and the shortcut."""
+    """3x3 (strided), 3x3, and the shortcut."""
 
     expansion = 1
 
@@ -44,7 +46,7 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(in_channels, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        # In place is legal here and below: neither BatchNorm nor a sum needs its output for backward.
+        # In place is safe here and below: neither BatchNorm nor a sum needs its output for backward.
         out = self.bn1(self.conv1(x)).relu_()
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
@@ -52,7 +54,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride: this is what v1.5 means), 1x1 to four times the width, and the shortcut."""
+    """1x1, 3x3 (strided: this is v1.5), 1x1 to four times the width, and the shortcut."""
 
     expansion = 4
 
@@ -89,23 +91,23 @@ def _stage(block: BlockClass, in_channels: int, width: int, stride: int, units: 
 
 
 def max_pool(x: Tensor, padding: str) -> Tensor:
-    """Pool 3x3 with stride 2; "same" pads as TensorFlow does: only right and bottom of an even size."""
+    """Max-pool 3x3 with stride 2; "same" pads like TensorFlow: only right and bottom of an even size."""
     if padding == "symmetric":
         return F.max_pool2d(x, 3, stride=2, padding=1)
-    # ceil_mode lets the last window hang over the edge: SAME's one-sided padding without a padded copy.
+    # ceil_mode lets the last window overlap the edge: SAME's one-sided padding without a padded copy.
     return F.max_pool2d(x, 3, stride=2, padding=(x.shape[-2] % 2, x.shape[-1] % 2), ceil_mode=True)
 
 
 def average_pool(x: Tensor) -> Tensor:
-    """Average (batch, channels, height, width) to (batch, channels); the gradient keeps the format of `x`."""
-    # adaptive_avg_pool2d always hands back an NCHW gradient: 3 times slower on a CPU (torch 2.13).
+    """Average (batch, channels, height, width) to (batch, channels); the gradient keeps the memory format of `x`."""
+    # adaptive_avg_pool2d always returns an NCHW gradient: 3 times slower on a CPU (torch 2.13).
     if x.is_contiguous(memory_format=torch.channels_last):
         return x.permute(0, 2, 3, 1).mean((1, 2))
     return x.mean((2, 3))
 
 
 class Trunk(nn.Module):
-    """The stem and the first three stages: what a ResNet and what stands on one have in common."""
+    """The stem and the first three stages of a ResNet, shared by the classifier and the SSD backbone."""
 
     def __init__(self, depth: int, pool_padding: str, stem: str, width: int, norm: Norm, last_stride: int = 2) -> None:
         super().__init__()
@@ -135,11 +137,11 @@ class ResNet(Trunk):
 
 
 def _draw(weight: Tensor, init: str) -> None:
-    """Fill `weight` with variance 2 / fan (or 0.01 squared), as the name `init` says."""
+    """Fill `weight` from the distribution named `init`: variance 2 / fan, or 0.01 squared."""
     fan = weight.numel() // weight.shape[0 if init.endswith("fan_in") else 1]
     std = 0.01 if init == "normal_001" else math.sqrt(2.0 / fan)
     if init.startswith("truncated"):
-        # By the inverse of its distribution: nn.init.trunc_normal_ draws until all fit, which a fake tensor cannot.
+        # By the inverse distribution function: nn.init.trunc_normal_ redraws values, which fails for a fake tensor.
         scale = math.sqrt(2.0) * std / TRUNCATED_NORMAL_STD
         with torch.no_grad():
             weight.uniform_(-WITHIN_TWO, WITHIN_TWO).erfinv_().mul_(scale)
@@ -170,7 +172,7 @@ def build_resnet(
     width: int = 64,
     norm: str = "batch",
 ) -> nn.Module:
-    """Build a ResNet on torch's default device, from its default generator (torch.manual_seed decides)."""
+    """Build a ResNet on torch's default device, with weights from torch's default generator (torch.manual_seed)."""
     model = ResNet(depth, num_classes, pool_padding, stem, width, NORMS[norm])
     if not model.fc.weight.is_meta:
         _initialise(model, conv_init, zero_gamma)
@@ -183,7 +185,7 @@ def build_resnet(
 
 
 def build_trunk(depth: int, *, width: int = 64, norm: str = "batch", last_stride: int = 2) -> Trunk:
-    """Build a ResNet's stem and first three stages as build_resnet does by default; `last_stride` is the third's."""
+    """Build a ResNet's stem and first three stages with build_resnet's defaults; `last_stride` is the third stage's."""
     trunk = Trunk(depth, "symmetric", "imagenet", width, NORMS[norm], last_stride)
     if not trunk.conv1.weight.is_meta:
         _initialise(trunk, "normal_fan_out", zero_gamma=False)

@@ -1,7 +1,8 @@
-"""SSD on a ResNet-18 or -34, for 300 pixels MLPerf's SSD300: the ResNet to its third stage, that one without a stride,
-some layers more down to a single cell, and for each map one convolution that says classes and offsets of its boxes.
+"""SSD on a ResNet-18 or -34; with 300 pixels it is MLPerf's SSD300.
 
-Other sizes have as many further layers as models/boxes.py has levels for them; all widths grow with `width`.
+It consists of the ResNet up to its third stage (without that stage's stride), extra layers down to a single cell, and
+one convolution per feature map that predicts classes and offsets of its boxes. The number of extra layers follows from
+the levels in models/boxes.py; all widths grow with `width`.
 """
 
 import math
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from trainstone.models.boxes import Level, list_levels
 from trainstone.models.resnet import build_trunk
 
-WIDE_LAYERS = 2  # so many of the further layers have 8 times the width, the rest 4 times
+WIDE_LAYERS = 2  # the first extra layers have 8 times the width, the others 4 times
 
 
 class Ssd(nn.Module):
@@ -42,11 +43,11 @@ class Ssd(nn.Module):
         return torch.cat([scores for scores, _ in maps], dim=1), torch.cat([offsets for _, offsets in maps], dim=1)
 
     def _read(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Return the scores and offsets of one map: of all its boxes the scores come first, then the offsets."""
-        said = self.heads[number](x).permute(0, 2, 3, 1)  # rows and columns first: no copy where channels are last
+        """Return the scores and offsets of one map; the head's channels are all scores, then all offsets."""
+        output = self.heads[number](x).permute(0, 2, 3, 1)  # no copy with channels last
         num_scores = self.boxes_per_cell[number] * self.num_outputs
-        scores = said[..., :num_scores].reshape(len(x), -1, self.num_outputs)
-        return scores, said[..., num_scores:].reshape(len(x), -1, 4)
+        scores = output[..., :num_scores].reshape(len(x), -1, self.num_outputs)
+        return scores, output[..., num_scores:].reshape(len(x), -1, 4)
 
 
 def _shrink(in_channels: int, out_channels: int, padded: bool) -> nn.Sequential:
@@ -61,7 +62,7 @@ def _shrink(in_channels: int, out_channels: int, padded: bool) -> nn.Sequential:
 
 
 def _initialise(model: Ssd) -> None:
-    """Draw Xavier's even weights, apart for scores and offsets, and biases within 1 / sqrt(fan in)."""
+    """Draw Xavier uniform weights, separately for scores and offsets, and uniform biases within 1 / sqrt(fan in)."""
     for extra in model.extras:
         for layer in extra:
             if isinstance(layer, nn.Conv2d):
@@ -72,7 +73,7 @@ def _initialise(model: Ssd) -> None:
 
 @torch.no_grad()
 def _draw(layer: nn.Conv2d, *parts: int) -> None:
-    """Fill a convolution whose output is several side by side, each as if it stood alone."""
+    """Initialise a convolution whose output channels consist of `parts`, each like a separate layer."""
     pixels = layer.kernel_size[0] * layer.kernel_size[1]
     for weight in layer.weight.split(parts):
         limit = math.sqrt(6 / (pixels * (layer.in_channels + len(weight))))
@@ -84,7 +85,7 @@ def _draw(layer: nn.Conv2d, *parts: int) -> None:
 def build_ssd(depth: int, *, num_classes: int, image_size: int, width: int = 64, norm: str = "batch") -> nn.Module:
     """Build an SSD on torch's default device, from its default generator; `num_classes` is without the background.
 
-    It may be fed images of `image_size` alone: its boxes are those of default_boxes(image_size), in their order.
+    It accepts only images of `image_size`: its boxes are those of default_boxes(image_size), in the same order.
     """
     model = Ssd(depth, num_classes, list_levels(image_size), width, norm)
     if not model.heads[0].weight.is_meta:

@@ -1,8 +1,7 @@
-"""Weights of a network: read from files of several kinds, recognised, put into a model, written, converted.
+"""Read, load, write and convert a network's weights.
 
-The kinds: safetensors, trainstone's checkpoints (safetensors with a document), torch's files, pickles of arrays.
-
-No code in a file ever runs: torch's pickles are opened as weights alone, others by a reader of our own, or not at all.
+Formats: safetensors, trainstone's checkpoints (safetensors with a JSON document), torch.save files, pickles of arrays.
+No code in a file is executed: torch's files are loaded with weights_only=True, other pickles by legacy_pickle.py.
 """
 
 import errno
@@ -35,17 +34,19 @@ WRAPPERS = ("state_dict", "model", "model_state_dict")
 PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
 ZIP = b"PK\x03\x04"
 LEGACY = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
-"""A number near the start of what torch.save wrote before 1.6: such a pickle is torch's."""
+"""Magic number near the start of files that torch.save wrote before 1.6."""
 PICKLES = (".pickle", ".pkl")
-"""Needed for the oldest pickles alone: they begin with anything."""
+"""Suffixes of protocol 0 pickles, which have no magic number."""
 THE_MODEL = "the model"
-SAVE_AGAIN = "where it comes from, save the tensors alone: torch.save(model.state_dict(), FILE), or as safetensors"
+SAVE_AGAIN = (
+    "save only the tensors in the program that wrote it: torch.save(model.state_dict(), FILE), or as safetensors"
+)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by the names that the model gave them; of a checkpoint the averaged ones, if any.
+    """Return the tensors of a file by the model's names; from a checkpoint the averaged (EMA) ones, if any.
 
-    A backbone by the names of MLPerf's SSD in MXNet gets ours.
+    MXNet names of MLPerf's SSD backbone are translated.
     """
     weights = _read_kind(path)
     if not weights:
@@ -59,31 +60,31 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_pretrained(module: nn.Module, path: Path) -> None:
-    """Begin a ResNet, or that of a detector, with the weights of a file; every tensor of it, or none and an error.
+    """Initialise a ResNet, or a detector's backbone, from a file; all its tensors must be there, or an error is raised.
 
-    What the file has beyond them may only be the last stage, the classifier, or other layers of a detector.
+    Further tensors in the file are only allowed for the last stage, the classifier, or other layers of a detector.
     """
-    weights, _ = take_backbone(read_weights(path))
+    weights, _ = split_backbone(read_weights(path))
     own = module.state_dict()
     fitting = {name: tensor for name, tensor in weights.items() if name in own or not name.startswith(ENDS)}
-    refuse_not_finite(fitting, str(path))
+    check_finite(fitting, str(path))
     try:
         load_weights(module, fitting, str(path))
     except DataError as err:
         hint = None
-        if found := recognise(weights):
-            hint = f"the file is of {found[0]}: --set model.depth={found[0].depth} --set model.width={found[0].width}"
+        if found := recognise_resnet(weights):
+            hint = f"the file has {found[0]}: --set model.depth={found[0].depth} --set model.width={found[0].width}"
         raise DataError(err.message, hint=hint) from err
 
 
-def refuse_not_finite(weights: Mapping[str, Tensor], where: str) -> None:
+def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
     bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     if bad:
-        raise DataError(f"{where}: {format_count(len(bad), 'tensor')} not of finite numbers, first {bad[0]}")
+        raise DataError(f"{where} has NaN or infinity in {format_count(len(bad), 'tensor')}, first {bad[0]}")
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, of: str = THE_MODEL) -> None:
-    """Copy weights into the model, in the model's types; all names and shapes must agree, or nothing is changed."""
+    """Copy weights into the model, cast to its dtypes; all names and shapes must match, or nothing is changed."""
     state = model.state_dict()
     optional = {name for name in state if name.endswith("num_batches_tracked")}
     missing = [name for name in state if name not in weights and name not in optional]
@@ -106,13 +107,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *,
 
 
 def write_weights(path: Path, model_state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a plain safetensors file for other tools, names as the model has them, whole or not at all."""
-    write_bytes(path, save(gather_tensors(model_state), {"format": "pt", **metadata}))  # "pt" is what others look for
+    """Write a plain safetensors file for other tools, with the model's names, atomically."""
+    write_bytes(path, save(gather_tensors(model_state), {"format": "pt", **metadata}))  # other tools require "pt"
 
 
 def _read_kind(path: Path) -> dict[str, Tensor]:
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
+        if not path.is_file():  # opening a pipe would block forever
             raise DataError(f"{path} {'is not an ordinary file' if path.exists() else 'does not exist'}")
         with path.open("rb") as file:
             head = file.read(32)
@@ -123,52 +124,52 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
         return _load_torch(path)
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
         tensors, document = read_tensors(path, DataError)
-        # Of a checkpoint; an average of parameters alone takes the rest from the model.
+        # In a checkpoint, averaged (ema.) parameters replace those of the model.
         parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
         return tensors if document is None else parts[0] | parts[1]
     if is_pickle or path.suffix in PICKLES:
         return {name: torch.from_numpy(array) for name, array in read_pickled(path).items()}
     raise DataError(
-        f"{path} holds no weights: it is neither safetensors, a file of torch.save nor a pickle of arrays "
-        f"(it begins with {head[:12]!r})"
+        f"unknown format of {path}: it begins with {head[:12]!r}; safetensors, torch.save files and pickles of arrays "
+        "are supported"
     )
 
 
 def _load_torch(path: Path) -> dict[str, Tensor]:
-    """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens.
+    """Load a torch.save file with weights_only=True; anything but tensors is rejected before it is executed.
 
-    Tensors are taken out of the dicts that training scripts put around them.
+    Tensors are unwrapped from the dicts that training scripts put around them.
     """
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 unpacked_bytes = sum(member.file_size for member in archive.infolist())
-            if unpacked_bytes > path.stat().st_size:  # a small file that would fill the memory
-                message = f"{path} unpacks to {unpacked_bytes} bytes, more than it has; torch.save does not compress"
+            if unpacked_bytes > path.stat().st_size:  # a compressed file could fill the memory
+                message = f"{path} is compressed: it unpacks to {unpacked_bytes} bytes; torch.save does not compress"
                 raise DataError(message, hint=SAVE_AGAIN)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
+            warnings.simplefilter("ignore")  # about pickle protocols: the error is enough
             found = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
-    except Exception as err:  # a damaged file makes torch raise anything: struct.error, KeyError, ...
+    except Exception as err:  # a damaged file may raise any exception: struct.error, KeyError, ...
         wanted = re.search(r"GLOBAL (\S+)", str(err))
         if wanted and isinstance(err, pickle.UnpicklingError):
-            what = f"holds code, or objects other than tensors: it asks for {printable(wanted[1])[:100]}"
+            what = f"holds code, or objects other than tensors: it requests {printable(wanted[1])[:100]}"
         else:
             reason = printable(str(err).strip().partition("\n")[0])[:200] or type(err).__name__
-            what = f"is cut off, damaged or not a file of weights alone: {reason}"
+            what = f"is truncated, damaged or not a file of only weights: {reason}"
         raise DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN) from err
-    for _ in WRAPPERS:  # no deeper: a dict may hold itself
+    for _ in WRAPPERS:  # no deeper: a dict may contain itself
         inner = [found[name] for name in WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
         found = inner[0] if inner else found
     if not isinstance(found, dict):
-        raise DataError(f"{path} holds no weights but one {type(found).__name__}", hint=SAVE_AGAIN)
+        raise DataError(f"{path} holds type {type(found).__name__}, not a dict of tensors", hint=SAVE_AGAIN)
     others = [name for name, value in found.items() if not isinstance(name, str) or not _is_plain(value)]
     if others:
         raise DataError(
             f"{path} holds more than plain tensors by name: {_list_names('other', map(str, others))}; "
-            f"weights may lie under {', '.join(WRAPPERS)}",
+            f"allowed is a dict of tensors, also under the key {', '.join(WRAPPERS)}",
             hint=SAVE_AGAIN,
         )
     return {name: tensor.detach() for name, tensor in found.items()}
@@ -180,13 +181,13 @@ def _is_plain(value: object) -> bool:
         and value.layout == torch.strided
         and value.device.type == "cpu"
         and not value.is_quantized
-        # One number may be made to look like many; whoever copies such a tensor fills the memory.
+        # An expanded tensor has more elements than stored numbers; copying it could fill the memory.
         and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
     )
 
 
 def _is_pickle(head: bytes) -> bool:
-    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
+    # A safetensors file with a header of 128 bytes begins like a pickle, but its ninth byte is a brace.
     return head.startswith(b"\x80") and head[8:9] != b"{"
 
 
@@ -197,7 +198,7 @@ def _list_names(what: str, names: Iterable[str]) -> str:
 
 
 def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, Tensor]) -> str | None:
-    """Return how to make the model's last layer like the file's, if that is all that differs."""
+    """Return the --set option that gives the model's last layer the file's size, if nothing else differs."""
     last = names[-1].rpartition(".")[0]
     classes = {weights[name].shape[:1] for name in differing}
     if any(name.rpartition(".")[0] != last for name in differing) or len(classes) != 1 or not (shape := classes.pop()):
@@ -206,9 +207,9 @@ def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, 
 
 
 BACKBONE = "backbone."
-"""What a detector of ours calls its ResNet."""
+"""Prefix of the ResNet in trainstone's detectors."""
 ENDS = ("layer4.", "fc.")
-"""Parts that a backbone may lack: a detector has other layers there."""
+"""Parts that a backbone may not have: a detector has other layers there."""
 
 
 class Network(NamedTuple):
@@ -217,7 +218,7 @@ class Network(NamedTuple):
     """Channels of the stem and the first stage."""
     norm: str
     ends: tuple[str, ...]
-    """Which of ENDS are there."""
+    """Those of ENDS that are present."""
 
     def __str__(self) -> str:
         kind = "" if self.norm == "batch" else f" with {self.norm} norm"
@@ -225,8 +226,8 @@ class Network(NamedTuple):
         return f"ResNet-{self.depth}{kind}{whole}"
 
 
-def take_backbone(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the ResNet in weights, also in those of a detector, and the names of the tensors outside it."""
+def split_backbone(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the ResNet's tensors, also from a detector's weights, and the names of all other tensors."""
     inner = {n.removeprefix(BACKBONE): t for n, t in weights.items() if n.startswith(BACKBONE)}
     if inner:
         return inner, tuple(name for name in weights if not name.startswith(BACKBONE))
@@ -234,8 +235,8 @@ def take_backbone(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tup
     return {name: tensor for name, tensor in weights.items() if name not in heads}, heads
 
 
-def recognise(weights: Mapping[str, Tensor]) -> tuple[Network, nn.Module] | None:
-    """Return the ResNet that most names are of, and that network on the meta device; None for other networks."""
+def recognise_resnet(weights: Mapping[str, Tensor]) -> tuple[Network, nn.Module] | None:
+    """Return the ResNet that matches most names, and that network on the meta device; None for other networks."""
     names = {name for name in weights if not name.endswith(COUNTER)}
     norm = "batch" if any(name.endswith(("running_mean", "running_var")) for name in names) else "group"
     last = any(name.startswith("fc.") for name in names)  # a classifier needs the stage before it
@@ -263,11 +264,11 @@ UPDATE = "update trainstone"
 
 
 def read_tensors(path: Path, error: type[TrainstoneError]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """Return the tensors of a safetensors file and the document of a checkpoint, its checksum checked."""
+    """Return the tensors of a safetensors file, and a checkpoint's document after checking its checksum."""
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
+        if not path.is_file():  # opening a pipe would block forever
             raise ValueError("is not an ordinary file" if path.exists() else "does not exist")
-        # pread: what is checked is what is used. A mapped file may change, or shrink and kill the process, later on.
+        # pread, not mmap: a mapped file could change after the check, or shrink and crash the process.
         with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
             metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         document = _open_document(metadata, tensors)
@@ -289,28 +290,28 @@ def write_checkpoint_file(path: Path, tensors: Mapping[str, Tensor], document: M
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file and its folder to disk, whole or not at all.
+    """Write a file atomically and sync it and its folder to disk.
 
-    safetensors' save_file leaves files of another name when it is killed, and readable by their owner alone.
+    safetensors' save_file would leave temporary files if killed, and its files are readable only by their owner.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, [content])
         sync_path(path.parent)
     except OSError as err:
-        raise explain_write(path, err) from err
+        raise build_write_error(path, err) from err
 
 
-def explain_write(path: Path, err: OSError) -> ResultError:
+def build_write_error(path: Path, err: OSError) -> ResultError:
     full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    hint = "write into another folder"
+    hint = "choose another folder"
     return ResultError(
         f"cannot write {path}: {err.strerror or err}", hint=f"free some space, or {hint}" if full else hint
     )
 
 
 def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return them on the CPU, row by row, none in the memory of another; copied only where that is needed."""
+    """Return the tensors on the CPU, contiguous and without shared memory; copied only if needed."""
     gathered = {}
     memories = set()
     for name, tensor in tensors.items():
@@ -323,27 +324,27 @@ def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _open_document(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Return the document of a checkpoint after checking the whole file against its checksum; None if it has none."""
+    """Return a checkpoint's document after checking the file's checksum; None for other safetensors files."""
     text = metadata.get("trainstone")
     if text is None:
         return None
     if metadata.get("sha256") != _hash(text, tensors):
-        raise ValueError("is damaged: its content and its checksum differ")
+        raise ValueError("is damaged: its content does not match its checksum")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as err:
-        raise ValueError(f"has a document that is no JSON: {err}") from err
+        raise ValueError(f"has a document that is not valid JSON: {err}") from err
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):
         raise ValueError("has a document without a format number")
     return document
 
 
 def _hash(document: str, tensors: Mapping[str, Tensor]) -> str:
-    """Cover the document and each tensor's name, type, shape and bytes, wherever they lie in the file."""
+    """Hash the document and each tensor's name, dtype, shape and bytes, independent of their position in the file."""
     digest = hashlib.sha256(json.dumps(document).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        # One line of ASCII, which also says how many bytes follow: no two contents give the same sequence.
+        # An ASCII line that also determines the number of bytes after it: different contents give different input.
         digest.update(f"\n{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -355,15 +356,15 @@ def _explain(path: Path, reason: str) -> str:
     if not head:
         return "is empty"
     if len(head) == 9 and (head.startswith(ZIP) or _is_pickle(head)):
-        return "is a pickle, which may hold code: it is not opened"
-    return f"is cut off, damaged or not a safetensors file: {printable(reason.splitlines()[0])[:200]}"
+        return "is a pickle, which may contain code: it is not opened"
+    return f"is truncated, damaged or not a safetensors file: {printable(reason.splitlines()[0])[:200]}"
 
 
 KINDS = {".pth": "torch", ".pt": "torch", ".safetensors": "safetensors", ".pickle": "mlperf_ssd", ".pkl": "mlperf_ssd"}
-"""Kind of a file by its suffix."""
+"""Format of a file by its suffix."""
 GLUON_DEPTHS = (18, 34)
 NO_BATCHES = torch.tensor(0)
-"""For counters of batches that a file has not: MLPerf's and torch's before 0.4.1 have none."""
+"""Value of missing batch counters: files of MLPerf, and of torch before 0.4.1, have none."""
 BUFFERS = ("running_mean", "running_var", COUNTER)
 
 
@@ -374,39 +375,41 @@ class Converted(NamedTuple):
     parameters: int
     bytes: int
     left_out: tuple[str, ...]
-    """Names in the source that are not in the target."""
+    """Names in the source that were not written to the target."""
 
 
 def choose_kind(target: Path) -> str:
-    """Return what to write by the target's name; what is there already is not written over."""
+    """Return the format for a target file name; ConfigError if it is unknown or the file exists."""
     if target.suffix not in KINDS:
-        raise ConfigError(f"{target}: what shall it be?", hint=f"end its name in one of {', '.join(KINDS)}")
+        raise ConfigError(f"unknown suffix of {target}; allowed are {', '.join(KINDS)}")
     if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")
+        raise ConfigError(
+            f"{target} exists; existing files are not overwritten", hint="choose another name, or remove it first"
+        )
     return KINDS[target.suffix]
 
 
 def convert_weights(source: Path, target: Path) -> Converted:
-    """Write the ResNet in a file as another kind of file, whole or not at all."""
+    """Write the ResNet of a file in another format, atomically."""
     kind, where = choose_kind(target), str(source)
     found = read_weights(source)
-    weights, others = take_backbone(found)
-    recognised = recognise(weights)
+    weights, others = split_backbone(found)
+    recognised = recognise_resnet(weights)
     if recognised is None:
         shown = ", ".join(printable(name)[:60] for name in list(found)[:3])
         raise DataError(
-            f"{source} is of no network that is known here: its tensors are called {shown}, ...",
-            hint=f"known: ResNet-{', -'.join(map(str, DEPTHS))} by torchvision's names, MLPerf SSD's backbone in MXNet",
+            f"{source} has an unknown network: its tensors are called {shown}, ...",
+            hint=f"supported: ResNet-{', -'.join(map(str, DEPTHS))} with torchvision's names, MLPerf SSD's backbone",
         )
     network, skeleton = recognised
     load_weights(skeleton, weights, where, of=str(network))
-    refuse_not_finite(weights, where)
+    check_finite(weights, where)
     kept = {name: weights.get(name, NO_BATCHES) for name in skeleton.state_dict()}
     if kind == "mlperf_ssd":  # its backbone has no last stage, no classifier and no counters
         if network.depth not in GLUON_DEPTHS or network.norm != "batch":
             known = " and -".join(map(str, GLUON_DEPTHS))
             raise ConfigError(
-                f"{where} is of {network}; MLPerf SSD's names are for ResNet-{known} with batch norm",
+                f"{where} has {network}; MLPerf SSD's names exist for ResNet-{known} with batch norm",
                 hint="write .pth or .safetensors",
             )
         kept = {name: tensor for name, tensor in kept.items() if name_in_gluon(name) is not None}
@@ -420,5 +423,5 @@ def convert_weights(source: Path, target: Path) -> Converted:
         write_bytes(target, memory.getvalue())
     parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
     left_out = (*others, *(name for name in weights if name not in kept))
-    message = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
-    return Converted(str(message), kind, len(kept), parameters, target.stat().st_size, left_out)
+    written = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
+    return Converted(str(written), kind, len(kept), parameters, target.stat().st_size, left_out)

@@ -1,7 +1,7 @@
-"""How a file of an original grows: lines are rendered from steps and evaluations, and appended while the run goes on.
+"""Base class of the log writers that reproduce an original's file: render steps and evaluations, append the lines.
 
-What a format renders hangs on no clock and no file: the same steps always give the same text. When a run is resumed,
-its file is written whole again, from the step file and the evaluations before the checkpoint.
+Rendering depends on no clock and no file: the same steps always give the same text. When a run is resumed, its file is
+rewritten from the step file and the evaluations before the checkpoint.
 """
 
 import itertools
@@ -25,76 +25,76 @@ STEPS = "steps-rank0000.csv"
 
 
 class RankPlacement(NamedTuple):
-    """Where a rank computes."""
+    """Host and device of a rank."""
 
     host: str
     device: int
-    """By its number on the host."""
+    """Index on the host."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the files say of a run beside its steps."""
+    """Facts of a run that the files contain in addition to its steps."""
 
     kind: Literal["bench", "train"]
     config: Config
-    """Fitted: no auto is left in it."""
+    """All `auto` values are resolved."""
     folder: Path
-    """The run's."""
+    """The run folder."""
     ranks: int
     global_batch: int
-    """Images per step, of all ranks."""
+    """Images per step, all ranks together."""
     train_images: int
-    """Of an epoch; ImageNet's where batches are synthetic."""
+    """Per epoch; ImageNet's number if batches are synthetic."""
     began: float
-    """When the run's clock was at 0, in seconds since 1970. It stands still between two starts, and so do all times."""
+    """When the run's clock was at 0, in seconds since 1970. The clock is paused while the run is interrupted."""
     steps: int | None
-    """The run's last; None: until the time is over."""
+    """Total steps of the run; None if it ends by time."""
     device: int
-    """This rank's, by its number on the host."""
+    """This rank's device index on the host."""
     first_step: int = 0
-    """Where this start begins: 0 unless the run was resumed."""
+    """First step of this process: 0 unless the run was resumed."""
     history: tuple[Evaluation, ...] = ()
-    """Evaluations before this start."""
+    """Evaluations before the run was resumed."""
     placements: tuple[RankPlacement, ...] = ()
-    """Of all ranks, where there are several."""
+    """All ranks; empty for a single rank."""
 
     @property
-    def place(self) -> Path:
+    def original_folder(self) -> Path:
         return self.folder / "original"
 
-    def choose_every(self, usual: int) -> int:
-        """Return how many steps are between two lines: as requested, else the original's number."""
+    def choose_log_interval(self, default: int) -> int:
+        """Return the steps between two lines: original.every_steps, or the original's default."""
         requested = self.config.original.every_steps
-        return usual if requested == "auto" else requested
+        return default if requested == "auto" else requested
 
 
 def has_decay(optimizer: OptimizerConfig) -> bool:
-    """Return whether weight decay is a part of the loss."""
+    """Return whether weight decay is part of the loss."""
     return optimizer.decay_in == "loss" and optimizer.weight_decay > 0
 
 
 class OriginalFile(Sink):
-    """One file, to which lines are appended at once. A format overrides the rendering of what it has lines of."""
+    """One file to which lines are appended immediately. A subclass overrides the render methods it has lines for."""
 
     file: str
-    """Its name below original/."""
+    """File name below original/."""
     in_log = False
-    """Whether the original printed the lines as well: they go to log.txt, too."""
+    """Whether the original also printed the lines: they then go to log.txt, too."""
 
     def __init__(self, facts: RunFacts) -> None:
-        """Begin the file, or write it whole; what a format needs to render must be there before."""
+        """Start the file, or rewrite it for a resumed run; a subclass sets its rendering state before this call."""
         self.facts = facts
-        self.path = facts.place / self.file
+        self.path = facts.original_folder / self.file
         self._file: TextIO | None = None
         if facts.first_step:
-            self.write_whole(list_events(facts))
+            self.rewrite(list_events(facts))
         else:
-            self.path.unlink(missing_ok=True)  # of a start that was killed before its first checkpoint
+            self.path.unlink(missing_ok=True)  # left by a process that was killed before its first checkpoint
             self._write(self.render_start())
 
     def render_start(self) -> str:
-        """Return what is there before the first step."""
+        """Return the text before the first step."""
         return ""
 
     def render_step(self, record: StepRecord) -> str:  # noqa: ARG002
@@ -106,15 +106,15 @@ class OriginalFile(Sink):
     def render_end(self, status: Status) -> str:  # noqa: ARG002
         return ""
 
-    def write_whole(self, events: Iterable[StepRecord | Evaluation]) -> None:
-        """Write the file from its beginning; later lines follow."""
+    def rewrite(self, events: Iterable[StepRecord | Evaluation]) -> None:
+        """Replace the file's content by these events; later lines are appended."""
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = (self.render_step(e) if isinstance(e, StepRecord) else self.render_evaluation(e) for e in events)
         write_atomically(self.path, itertools.chain([self.render_start()], lines))
 
     def step(self, record: StepRecord) -> None:
-        """Write the lines of a step, with the digits that the step file has."""
+        """Write the lines of a step, rounded as in the step file."""
         self._write(self.render_step(as_stored(record)))
 
     def evaluation(self, evaluation: Evaluation) -> None:
@@ -140,12 +140,12 @@ class OriginalFile(Sink):
 
 
 def list_events(facts: RunFacts) -> Iterator[StepRecord | Evaluation]:
-    """Yield the steps and evaluations before this start, as they came; log.txt says where the step file lacks some."""
+    """Yield the steps and evaluations before the run was resumed, in order; log a warning if steps are missing."""
     waiting = list(facts.history)
     number = 0
     try:
         for record in read_records(facts.folder / STEPS):
-            # With eval.async the scores came some steps later: their time says when.
+            # With eval.async the scores arrived some steps later: their time gives the order.
             while waiting and waiting[0].seconds <= record.start_seconds + record.step_seconds / 2:
                 yield waiting.pop(0)
             yield record
@@ -153,5 +153,5 @@ def list_events(facts: RunFacts) -> Iterator[StepRecord | Evaluation]:
     except ResultError as err:
         log.warning("%s", err.message)
     if number < facts.first_step:
-        log.warning("original/ lacks %d steps: %s has only %d", facts.first_step - number, STEPS, number)
+        log.warning("original/ misses %d steps: %s has only %d", facts.first_step - number, STEPS, number)
     yield from waiting

@@ -1,7 +1,6 @@
-"""Files that a recipe's original wrote, written while the run goes on: original/ of the run folder. Rank 0 writes them.
+"""Registry of log writers that reproduce an original benchmark's files, in original/ of the run folder.
 
-The lines of MLPerf's MXNet SSD, the logs of the TBD suite, the iteration durations of the SC22 study and the log that
-MLPerf's run_and_time.sh left. What WMLCE logged is in nvlog.py, mlperf.log in mllog.py.
+Rank 0 writes them during the run. mlperf.log is separate: originals/mlperf/training_log.py.
 """
 
 import logging
@@ -18,19 +17,19 @@ from trainstone.originals.wmlce.nvlog import BenchmarkNvlog, TrainingNvlog
 log = logging.getLogger(__name__)
 
 
-MAKERS: dict[tuple[str, str], tuple[Callable[[RunFacts], Sink], ...]] = {
+WRITERS: dict[tuple[str, str], tuple[Callable[[RunFacts], Sink], ...]] = {
     ("wmlce", "train"): (TrainingNvlog,),
     ("wmlce", "bench"): (BenchmarkNvlog,),
     ("sc22", "train"): (DurationFile,),
     ("sc22", "bench"): (DurationFile,),
     ("tbd", "train"): (LoopLog,),
     ("tbd", "bench"): (ThroughputLog,),
-    ("mlperf", "train"): (ResultLine,),  # of a bench the original had no log
+    ("mlperf", "train"): (ResultLine,),  # the original wrote no log for a bench
     ("mlperf_ssd", "train"): (SsdLog, ResultLine),
 }
 
 
 def list_writers(facts: RunFacts) -> Iterator[Sink]:
-    """Open one file after the other of those that the recipe's original wrote; for rank 0 only."""
-    for maker in MAKERS.get((facts.config.original.name, facts.kind), ()):
-        yield maker(facts)
+    """Open the files that the recipe's original wrote, one after the other; call it on rank 0 only."""
+    for writer in WRITERS.get((facts.config.original.name, facts.kind), ()):
+        yield writer(facts)

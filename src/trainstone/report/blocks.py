@@ -1,6 +1,6 @@
-"""What a page is made of: sections of a few kinds of blocks. A section's file chooses; templates/page.html.j2 draws.
+"""The blocks and sections of a page as records; templates/page.html.j2 renders them.
 
-Plain text everywhere: escaping is the template's work, so a block never holds HTML.
+Blocks hold plain text, never HTML: the template escapes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainstone.results.schema.run import Finding
-from trainstone.results.tables import Table as Table  # a block, too
+from trainstone.results.tables import Table as Table  # a table is also a block
 
 
 @dataclass(frozen=True)
 class FactsBlock:
-    """Names and values, as a description list; `big` ones are shown as tiles."""
+    """Names and values as a description list, or as tiles if `big`."""
 
     rows: Sequence[tuple[str, str]]
     big: bool = False
@@ -22,7 +22,7 @@ class FactsBlock:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart (Vega-Lite, report/charts.py) with the sentence that tells it to who cannot see it, and its data."""
+    """A chart (a Vega-Lite spec, see report/charts.py) with its alt text and its data as a table."""
 
     name: str  # for file names and anchors
     title: str
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Text in a fixed font, to be copied; folded away when it is long."""
+    """Preformatted text to copy; collapsed if `folded`."""
 
     title: str
     text: str
@@ -62,16 +62,16 @@ class Prose:
 
 @dataclass(frozen=True)
 class Outline:
-    """A box on an image, in its pixels, and what is in it."""
+    """A box on an image, in pixels, with its label."""
 
     left: float
     top: float
     width: float
     height: float
     text: str
-    look: str = ""  # how it is drawn: true, right or wrong; otherwise as a plain box
-    score: float | None = None  # how sure it is: in a gallery with min_score, less sure ones are hidden
-    tag: str = ""  # what stands on the image, its first letter at tag_left, its base line at tag_base
+    look: str = ""  # CSS class: truth, correct or wrong; empty for a plain box
+    score: float | None = None  # confidence; a gallery with min_score hides lower ones
+    tag: str = ""  # text on the image, which starts at tag_left with its baseline at tag_base
     tag_left: float = 0.0
     tag_base: float = 0.0
 
@@ -86,22 +86,22 @@ class Image:
     title: str
     note: str = ""
     outlines: Sequence[Outline] = ()
-    alt: str = ""  # what is to be seen; the title where there is nothing more to say
+    alt: str = ""  # alt text; empty: the title
     num_true: int = 0
-    num_right: int = 0  # right outlines that are shown at first
-    letter_height: float = 0.0  # of tags, in the image's pixels
+    num_correct: int = 0  # correct detections with at least min_score
+    letter_height: float = 0.0  # font size of tags in pixels of the image
 
 
 @dataclass(frozen=True)
 class Gallery:
     rows: Sequence[Image]
     min_score: float | None = None
-    """Larger images of true, right and wrong boxes, of which the less sure are hidden; the reader can move it."""
+    """Show larger images with detections of at least this score; the reader can change it. None: plain images."""
     kind: str = "gallery"
 
 
-def keep_known(facts: Mapping[str, str | None]) -> list[tuple[str, str]]:
-    """Return the rows of Facts: what has no value is left out."""
+def drop_empty(facts: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Return the rows of a FactsBlock; facts without a value are skipped."""
     return [(name, text) for name, text in facts.items() if text]
 
 
@@ -113,4 +113,4 @@ class Section:
     id: str
     title: str
     blocks: Sequence[Block]
-    lead: str = ""  # one sentence that says what there is to see
+    lead: str = ""  # one sentence below the title

@@ -1,4 +1,4 @@
-"""The index of many runs: a table to filter and sort, and the speed over dates, by machine."""
+"""The index page of many runs: a table to filter and sort, and charts of speed over time by machine."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from trainstone.report import charts
 from trainstone.report.blocks import FactsBlock, Figure, Section
 from trainstone.report.charts import PALETTE, Rows
 from trainstone.report.page import PAGE_NAME, Page, write_page
-from trainstone.report.view import relative_address
+from trainstone.report.view import relative_url
 from trainstone.results.knee import find_knee_row, label_row
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.run import Result
-from trainstone.results.tables import Table, keyed_table
+from trainstone.results.tables import Table, build_sortable_table
 from trainstone.results.training import describe_metric
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
@@ -32,9 +32,9 @@ def write_index(paths: Sequence[Path], target: Path) -> int:
 
 
 def build_index(paths: Sequence[Path], base: Path) -> tuple[Page, int]:
-    """Table first, then one trend for each thing that was run more than once; a damaged run is listed with its fault.
+    """Build the index page: the table, a trend per repeated configuration, and a list of damaged runs.
 
-    Returns how many are damaged, too.
+    Returns the page and the number of damaged runs.
     """
     read, broken = [], []
     for path in paths:
@@ -42,12 +42,12 @@ def build_index(paths: Sequence[Path], base: Path) -> tuple[Page, int]:
             read.append((path, read_result(path)))
         except ResultError as err:
             broken.append((str(path), err.message))
-    sections = [Section("runs", "Runs", [tabulate(read, base)], "Intervals (±) are at 95 %.")] if read else []
+    sections = [Section("runs", "Runs", [build_runs_table(read, base)], "Intervals (±) are at 95 %.")] if read else []
     if trends := draw_trends([result for _, result in read]):
-        lead = "Each point is a run with its interval; colours are machines."
+        lead = "Each point is a run with its 95 % interval; colours are machines."
         sections.append(Section("trends", "Speed over time", trends, lead))
     if broken:
-        sections.append(Section("unreadable", "Not readable", [FactsBlock(broken)]))
+        sections.append(Section("unreadable", "Runs that cannot be read", [FactsBlock(broken)]))
     machines = format_count(len({result.process.host for _, result in read}), "machine")
     recipes = format_count(len({result.recipe.name for _, result in read}), "recipe")
     runs = format_count(len(read), "run")
@@ -55,23 +55,23 @@ def build_index(paths: Sequence[Path], base: Path) -> tuple[Page, int]:
     return page, len(broken)
 
 
-def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
-    """One row for each run, newest first; sorted by numbers where cells are formatted."""
+def build_runs_table(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
+    """Return one row per run, newest first; formatted cells sort by their number."""
     newest = sorted(runs, key=lambda run: run[1].process.started_utc, reverse=True)
     described = [describe_run(result) for _, result in newest]
-    # Only trainings have a quality
+    # Only training runs have a quality.
     columns = [name for name in described[0][0] if name != "quality" or any(result.quality for _, result in runs)]
     cells = [[(texts[name], numbers.get(name) or texts[name]) for name in columns] for texts, numbers in described]
     files = [path / PAGE_NAME if (path / PAGE_NAME).is_file() else path / "result.json" for path, _ in newest]
-    table = keyed_table({name: name in NUMERIC for name in columns}, cells)
-    return replace(table, links=[relative_address(file, base) for file in files], filterable=True)
+    table = build_sortable_table({name: name in NUMERIC for name in columns}, cells)
+    return replace(table, links=[relative_url(file, base) for file in files], filterable=True)
 
 
 def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
-    """Return a run's cells, and the numbers behind them to sort by."""
+    """Return a run's cells and their sort keys."""
     train = result.config.get("train", {})
     batch, best = str(train.get("batch_size", "")), None
-    if sweep := result.sweep:  # for it stands its fastest curve's knee, or its fastest point
+    if sweep := result.sweep:  # shown by the knee of its fastest curve, or its fastest point
         knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
         rated = [row for row in sweep.rows if row.images_per_second is not None]
         best = (find_knee_row(sweep, knee) if knee else None) or max(rated, key=lambda row: row.rate, default=None)
@@ -88,7 +88,7 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
         "date": result.process.started_utc[:16].replace("T", " "),
         "recipe": f"{result.recipe.name} v{result.recipe.version}",
         "machine": result.process.host,
-        "device": name_devices(result),
+        "device": describe_devices(result),
         "batch": batch,
         "precision": str(train.get("precision", "")),
         "quality": "" if quality is None or value is None else describe_metric(quality.metric, value, quality.target),
@@ -101,14 +101,14 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
     return texts, {"quality": value, "images/s": rate, "±": half, "step": step}
 
 
-def name_devices(result: Result) -> str:
-    """Return 4 × NVIDIA A100, or the one name."""
+def describe_devices(result: Result) -> str:
+    """Return the devices as text, e.g. `4 × NVIDIA A100`."""
     names = [device.name for device in result.devices]
     return f"{len(names)} × {names[0]}" if len(names) > 1 else "".join(names)
 
 
 def draw_trends(results: Sequence[Result]) -> list[Figure]:
-    """Draw what was run at least twice (same recipe, batch and precision) over dates, the most often run first."""
+    """Draw speed over time per configuration (recipe, batch, precision) with at least two runs, most runs first."""
     groups: dict[str, Rows] = {}
     for result in results:
         if result.throughput is None:
@@ -117,19 +117,19 @@ def draw_trends(results: Sequence[Result]) -> list[Figure]:
         low, high = result.throughput.ci95 or (rate, rate)
         what = f"{result.recipe.name} v{result.recipe.version}{', trained' if result.kind == 'train' else ''}"
         row = {"date": result.process.started_utc, "rate": rate, "low": low, "high": high}
-        row |= {"machine": f"{result.process.host}, {name_devices(result)}", "run": result.run_id}
+        row |= {"machine": f"{result.process.host}, {describe_devices(result)}", "run": result.run_id}
         label = f"{what}, batch {train.get('batch_size')}, {train.get('precision')}"
         groups.setdefault(label, []).append(row)
-    often = sorted((item for item in groups.items() if len(item[1]) > 1), key=lambda item: -len(item[1]))
+    repeated = sorted((item for item in groups.items() if len(item[1]) > 1), key=lambda item: -len(item[1]))
     figures = []
-    for number, (label, rows) in enumerate(often[:MAX_TRENDS]):
+    for number, (label, rows) in enumerate(repeated[:MAX_TRENDS]):
         machines = sorted({row["machine"] for row in rows})
         kinds = dict(zip(machines, itertools.cycle(PALETTE), strict=False))
-        color = charts.colours(kinds, "machine", columns=1, labelLimit=300)
+        color = charts.colour_scale(kinds, "machine", columns=1, labelLimit=300)
         x = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
-        y = charts.up("images/s", "rate", zero=False, nice=True, padding=8)
-        tooltip = charts.tips("run", "machine", "date:T", rate="images/s")
+        y = charts.y_axis("images/s", "rate", zero=False, nice=True, padding=8)
+        tooltip = charts.tooltips("run", "machine", "date:T", rate="images/s")
         points = charts.points(rows, 60, x=x, y=y, color=color, tooltip=tooltip)
         layers = [charts.intervals(rows, x, y, color), points]
-        figures.append(charts.figure(f"trend-{number}", label, "", layers, height=220))
+        figures.append(charts.build_figure(f"trend-{number}", label, "", layers, height=220))
     return figures

@@ -1,8 +1,7 @@
-"""A run's page: sections built from what the run has, rendered into one file that works without a network.
+"""Build a run's report: one HTML file that works offline, and charts as PNG, SVG or PDF files.
 
-A later kind of run fits in by a file in report/sections/ with `build(view) -> Section | None` and a line below.
-The scripts that draw charts (Vega, Vega-Lite, vega-embed) come with vl-convert-python, nothing is fetched; it also
-draws charts as PNG, SVG or PDF files for papers, without a browser.
+To add a section, write a function `build(view) -> Section | None` in report/sections/ and list it in SECTIONS.
+The chart scripts (Vega, Vega-Lite, vega-embed) come with vl-convert-python, so nothing is downloaded.
 """
 
 import json
@@ -30,7 +29,7 @@ from trainstone.results.schema.run import Comparison
 from trainstone.results.step_summary import describe_setting
 from trainstone.text import printable
 
-# In the order of the page; a section without data is left out.
+# In page order; a section without data is skipped.
 SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     sweep_curve.build_comparison,
     sweep_curve.build,
@@ -66,7 +65,7 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     facts.build_unmeasured,
 )
 PAGE_NAME = "report.html"
-SCRIPTS_END = "window.vegaEmbed="  # what a page calls: the bundle is all there when it ends by handing it out
+SCRIPTS_END = "window.vegaEmbed="  # the end of a complete bundle: it exports what a page calls
 FIGURE_WIDTH = 640
 DRAW: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "svg": vl_convert.vegalite_to_svg,
@@ -91,7 +90,7 @@ class Page:
 
 
 def write_report(path: Path, page_file: Path | None = None) -> tuple[Path, Page]:
-    """Write a run's page, into its folder unless told otherwise; return where it is, and the page."""
+    """Write a run's page to `page_file` (default: into the run folder); return its path and the page."""
     target = page_file or path / PAGE_NAME
     page = build_page(read_view(path, target.parent))
     write_page(page, target)
@@ -105,7 +104,7 @@ def build_page(view: RunView) -> Page:
             section = build(view)
         except (ArithmeticError, LookupError, TypeError, ValueError) as err:  # a damaged or foreign result.json
             name = f"{build.__module__.rpartition('.')[2]}.{build.__name__}"
-            message = printable(f"{name} cannot be drawn: {type(err).__name__}: {err}")
+            message = printable(f"section {name} skipped: {type(err).__name__}: {err}")
             log.warning("%s", message)
             log.debug("%s", name, exc_info=err)
             view.warnings.append(message)
@@ -114,14 +113,14 @@ def build_page(view: RunView) -> Page:
     return Page(
         title=f"{result.recipe.name} on {result.process.host}: trainstone {result.run_id}",
         about=f"{result.kind} · {result.run_id}",
-        verdict=result.verdict or f"No number: the run is {result.status}",
+        verdict=result.verdict or f"No result: the run is {result.status}",
         setting=describe_setting(result),
         sections=built,
     )
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    section = sweep_curve.describe_comparison(comparison, "How many times as fast A is as B, with the 95 % interval.")
+    section = sweep_curve.describe_comparison(comparison, "Speedup of A over B with 95 % intervals.")
     write_page(Page("trainstone: comparison", "comparison", comparison.verdict, [section]), path)
 
 
@@ -134,7 +133,7 @@ def write_page(page: Page, target: Path) -> None:
 
 
 def render(page: Page, scripts: str) -> str:
-    """Return the page's HTML; everything from outside goes through printable and autoescape."""
+    """Return the page's HTML; all text goes through printable() and autoescape."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(read_template),
         autoescape=True,
@@ -156,13 +155,13 @@ def read_template(name: str) -> str:
 
 
 def as_json(value: Any) -> Markup:
-    """Return JSON that cannot end the <script> it stands in."""
+    """Return JSON that is safe inside a <script> element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def load_scripts() -> str:
-    """Return the chart scripts, safe between <script> and </script>; making them takes seconds, so they are kept."""
+    """Return the chart scripts, safe inside a <script> element; they are cached, because building takes seconds."""
     path = cache_folder() / f"vega-{metadata.version('vl-convert-python')}.js"
     try:
         text = path.read_text(encoding="utf-8")
@@ -171,17 +170,19 @@ def load_scripts() -> str:
     if SCRIPTS_END not in text[-2000:]:
         text = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
         if SCRIPTS_END not in text[-2000:]:
-            raise ResultError("vl-convert made no chart scripts", hint="pip install --upgrade vl-convert-python")
+            raise ResultError(
+                "vl-convert returned incomplete chart scripts", hint="pip install --upgrade vl-convert-python"
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)
         except OSError as err:
-            log.info("chart scripts not kept in %s: %s", path, err)
+            log.info("cannot cache chart scripts in %s: %s", path, err)
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def export_figures(figures: Sequence[Figure], folder: Path, kind: str) -> list[Path]:
-    """Write every chart to folder/<name>.<kind>, on white in the light theme's colours; return the files."""
+    """Write each chart to folder/<name>.<kind> in the light theme on white; return the files."""
     light = read_template("style.css").partition(":root {")[2].partition("}")[0]
     colours = dict(re.findall(r"(--[a-z0-9-]+): ([^;]+);", light))
     written = []
@@ -198,7 +199,7 @@ def export_figures(figures: Sequence[Figure], folder: Path, kind: str) -> list[P
                 drawn = DRAW[kind](spec)
                 written[-1].write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
             except ValueError as err:
-                raise ResultError(f"chart {figure.name} cannot be drawn as {kind}: {err}") from err
+                raise ResultError(f"cannot write chart {figure.name} as {kind}: {err}") from err
     except OSError as err:
-        raise ResultError(f"cannot write figures into {folder}: {err.strerror or err}") from err
+        raise ResultError(f"cannot write figures to {folder}: {err.strerror or err}") from err
     return written

@@ -1,6 +1,6 @@
-"""Compare runs with runs or with published figures: rows with ratio and interval, judged together, and a verdict.
+"""Compare runs with runs or with published figures: rows with ratio and interval, and a verdict over all rows.
 
-What was executed and by which software must agree for a ratio to mean the machine; machines may differ.
+Settings and software must agree, so that a ratio shows the effect of the machine; machines may differ.
 """
 
 import json
@@ -14,27 +14,27 @@ from typing import Any, NamedTuple
 from trainstone.config.load import HASHED_SECTIONS, did_you_mean, flatten
 from trainstone.errors import ResultError
 from trainstone.results import published
-from trainstone.results.published import Anchor, describe_share, is_published
+from trainstone.results.published import PublishedFigure, describe_share, is_published
 from trainstone.results.run_folder import find_runs as find_folders
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.run import Comparison, ComparisonRow, Result, Side, Throughput
-from trainstone.results.verdicts import write_comparison_verdict
+from trainstone.results.verdicts import format_comparison_verdict
 from trainstone.stats import ratio
 from trainstone.text import printable
 from trainstone.units import format_count, format_interval, format_ratio
 
-# The first of these that differs names the sides; what else differs is listed.
+# The first of these keys that differs names the sides; the others are listed.
 NAMING_KEYS = ("device", "host", "engine.threads")
-LONGEST = 200  # letters of a word that is nothing, in a message
+MAX_SHOWN = 200  # characters of an unknown argument in a message
 ABSENT = "absent"
-# Executed keys that follow from the machine: they may differ, as machines may.
-OF_THE_MACHINE = frozenset({"engine.threads", "loader.threads", "data.root"})
+# Settings that follow from the machine, so they may differ.
+MACHINE_KEYS = frozenset({"engine.threads", "loader.threads", "data.root"})
 ON_BOTH = " on both sides"
-# Told of a side even where the other has the same: its number is doubtful.
-DOUBTFUL = {"steady": {"no"}, "status": {"running", "interrupted", "failed", "killed"}}
+# Listed even where both sides have the same value, since it makes the number unreliable.
+WARNED_VALUES = {"steady": {"no"}, "status": {"running", "interrupted", "failed", "killed"}}
 NEVER_STEADY = "never became steady"
-NOT_COMPARABLE = {"profile": "a profile is not comparable", "sweep": "the points of a sweep executed different things"}
-# Beyond these a number is damage; within them no logarithm or ratio overflows.
+NOT_COMPARABLE = {"profile": "a profile is not comparable", "sweep": "the points of a sweep have different settings"}
+# A rate outside is damaged data; within, no logarithm or ratio overflows.
 PLAUSIBLE_RATES = (1e-9, 1e12)
 
 
@@ -49,61 +49,61 @@ class Run:
         return self.result.run_id, self.result.process.host, self.result.process.started_utc
 
 
-class LeftOut(NamedTuple):
+class SkippedRun(NamedTuple):
     message: str
-    lost: bool  # whether it leaves a hole: something that should have a number has none. A gate must not pass over that
+    lost: bool  # whether something that should have a number has none, which fails a gate
 
 
 class Difference(NamedTuple):
     key: str
     a: str
     b: str
-    unlike: bool  # whether it forbids comparing without --force
+    unlike: bool  # whether comparing needs --force
 
     def __str__(self) -> str:
-        message = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
-        return printable(f"{self.key}: {message}")
+        values = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
+        return printable(f"{self.key}: {values}")
 
 
-Group = list[Run]  # runs that executed the same
+Group = list[Run]  # runs with the same settings
 Groups = dict[tuple[tuple[str, str], ...], Group]
 
 
 def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> tuple[Comparison, list[str]]:
-    """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`.
+    """Compare the runs in `runs` (A) with those in `to` (B): paths, or in `to` ids of published figures.
 
-    Return what is lost, too: runs of A without a number, and what is only in B.
+    Also return messages about what is lost: runs of A without a number, and groups that are only in B.
     """
     _check_words(runs, to)
-    a, left_out = find_runs(Path(word) for word in runs)
-    b, left_out_of_b = find_runs(Path(word) for word in to if not published.is_anchor(word))
-    left_out += [left._replace(lost=False) for left in left_out_of_b]
-    # The noise of a run that stands on both sides, or of a copy of it, would cancel and the interval lie.
+    a, skipped = find_runs(Path(word) for word in runs)
+    b, skipped_of_b = find_runs(Path(word) for word in to if not published.is_figure_id(word))
+    skipped += [run._replace(lost=False) for run in skipped_of_b]
+    # The noise of a run (or its copy) that is on both sides would cancel: the interval would be too narrow.
     others = {run.identity for run in b}
     if shared := [str(run.folder) for run in a if run.identity in others]:
-        message = f"on both sides stands the same run: {', '.join(shared)}"
+        message = f"the same run is on both sides: {', '.join(shared)}"
         raise ResultError(message, hint="name each run before or after --to, not both")
     groups = group_runs(a)
     pairs, unpaired = pair_groups(groups, group_runs(b), force=force) if b else ([], [])
-    left_out += unpaired
+    skipped += unpaired
     labels = zip(name_rows(pairs), pairs, strict=True)
     rows = [compare_pair(label, *pair, force=force) for label, pair in labels]
-    for place, p_holm in enumerate(ratio.correct_holm([row.p_value for row in rows])):
-        row = rows[place]
+    for index, p_holm in enumerate(ratio.correct_holm([row.p_value for row in rows])):
+        row = rows[index]
         assert row.noise_floor is not None  # compare_pair sets it
         outcome = ratio.assess(row.ratio, row.ci95, p_holm, row.noise_floor)
-        rows[place] = row.model_copy(update={"p_holm": p_holm, "outcome": outcome})
+        rows[index] = row.model_copy(update={"p_holm": p_holm, "outcome": outcome})
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
-    words = [word for word in to if published.is_anchor(word)]
-    rows += compare_published(list(groups.values()), words, left_out) if words else []
-    left = [left.message for left in left_out]
-    verdict = write_comparison_verdict(rows, mean)
-    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=left)
-    return comparison, [left.message for left in left_out if left.lost]
+    words = [word for word in to if published.is_figure_id(word)]
+    rows += compare_published(list(groups.values()), words, skipped) if words else []
+    messages = [run.message for run in skipped]
+    verdict = format_comparison_verdict(rows, mean)
+    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=messages)
+    return comparison, [run.message for run in skipped if run.lost]
 
 
-def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group, Group]], list[LeftOut]]:
-    """Pair groups that executed the same; return them and what has no partner. Unlike ones are refused, or forced."""
+def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group, Group]], list[SkippedRun]]:
+    """Pair groups with the same settings; return the pairs and the groups without one. `force` pairs unlike groups."""
     pairs = [(group, b[key]) for key, group in a.items() if key in b]
     if not pairs:
         every = ([(group, other) for other in b.values()] for group in a.values())
@@ -112,26 +112,26 @@ def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group,
             pairs = [min(pairs, key=lambda pair: len(_unlike(*pair)))]
     unlike = {} if force else dict.fromkeys(difference for pair in pairs for difference in _unlike(*pair))
     if unlike:
-        nearest = "; of the nearest" if len(a) + len(b) > 2 and len(pairs) == 1 else ""
-        hint = "--force compares anyway"
+        nearest = "; closest pair" if len(a) + len(b) > 2 and len(pairs) == 1 else ""
+        hint = "compare anyway: --force"
         if any(difference.key == "train.batch_size" for difference in unlike):
-            hint += "; or give both the same batch: --set train.batch_size=N"
+            hint += "; or measure both with the same batch: --set train.batch_size=N"
         listed = "\n".join(str(difference) for difference in unlike)
-        raise ResultError(f"the runs are unlike, so a ratio would not tell why{nearest} (A | B):\n{listed}", hint=hint)
+        raise ResultError(f"runs with different settings or software{nearest} (A | B):\n{listed}", hint=hint)
     paired = [id(group) for pair in pairs for group in pair]
-    left_out = [
-        LeftOut(f"{_join(group)}: only in {side}, {format_count(len(group), 'run')}", lost=side == "B")
+    skipped = [
+        SkippedRun(f"{_join(group)}: only in {side}, {format_count(len(group), 'run')}", lost=side == "B")
         for side, groups in (("A", a), ("B", b))
         for group in groups.values()
         if id(group) not in paired
     ]
-    return pairs, left_out
+    return pairs, skipped
 
 
 def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRow:
-    """Make a row, judged later with the others; runs that never became steady get no interval, unless forced.
+    """Build a row without its outcome; runs that never became steady get no interval, unless forced.
 
-    The first thing that tells the sides apart names them: device, host, threads, what is unlike, or the runs.
+    The first difference names the sides: device, host, threads, what is unlike, or the run ids.
     """
     estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
     unsteady = None if force else describe_unsteady(a, b)
@@ -139,9 +139,9 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
         estimate = replace(estimate, ci95=None, p_value=None, ci_covers=f"not established: {unsteady}")
     differences = find_differences(a, b)
     by_key = {difference.key: difference for difference in differences}
-    telling = [by_key[key] for key in NAMING_KEYS if key in by_key] + [d for d in differences if d.unlike]
-    if telling:
-        key, *values, _ = telling[0]
+    naming = [by_key[key] for key in NAMING_KEYS if key in by_key] + [d for d in differences if d.unlike]
+    if naming:
+        key, *values, _ = naming[0]
         names = values if key in ("device", "host") else [f"{key} {value}" for value in values]
     else:
         more = [f" and {len(group) - 1} more" if len(group) > 1 else "" for group in (a, b)]
@@ -157,50 +157,50 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
     )
 
 
-def compare_published(groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]) -> list[ComparisonRow]:
-    fitting = [group for group in groups if published.anchors_for(group[0].result)] or list(groups[:1])
+def compare_published(groups: Sequence[Group], words: Sequence[str], skipped: list[SkippedRun]) -> list[ComparisonRow]:
+    fitting = [group for group in groups if published.find_figures(group[0].result)] or list(groups[:1])
     unknown = [group for group in groups if group not in fitting]
-    left_out += [LeftOut(f"{_join(group)}: no published figures", lost=False) for group in unknown]
+    skipped += [SkippedRun(f"{_join(group)}: no published figures", lost=False) for group in unknown]
     rows = []
     for group in fitting:
-        chosen = {anchor.id: anchor for word in words for anchor in published.choose_anchors(word, group[0].result)}
-        for anchor in chosen.values():
-            label = f"{_join(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id
-            rows.append(compare_anchor(label, group, anchor))
+        chosen = {figure.id: figure for word in words for figure in published.choose_figures(word, group[0].result)}
+        for figure in chosen.values():
+            label = f"{_join(group)}, {figure.id}" if len(fitting) > 1 else figure.id
+            rows.append(compare_figure(label, group, figure))
     return rows
 
 
-def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
-    """Hold runs against a published figure, device by device; never judged, because nobody knows its spread."""
+def compare_figure(label: str, group: Group, figure: PublishedFigure) -> ComparisonRow:
+    """Compare runs with a published figure, per device; without an outcome, since the figure's spread is unknown."""
     first, ranks = group[0].result, max(1, group[0].result.world.ranks)
-    estimate = ratio.estimate_share([run.throughput for run in group], anchor.per_device, per=ranks)
+    estimate = ratio.estimate_share([run.throughput for run in group], figure.per_device, per=ranks)
     device = printable(first.devices[0].name if first.devices else first.process.host)
     side = _make_side(device, group)
     differing = {
-        "precision": f"{_read(first, 'train', 'precision')} | {anchor.precision}" if anchor.precision else None,
-        "batch a device": f"{_read(first, 'train', 'batch_size')} | {anchor.batch}" if anchor.batch else None,
-        "devices": f"{ranks} | {anchor.devices}" if ranks != anchor.devices else None,
-        "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
-        "counted": "the steady window | the whole run, evaluation included" if anchor.whole_run else None,
-        "the figure": anchor.note,
+        "precision": f"{_read(first, 'train', 'precision')} | {figure.precision}" if figure.precision else None,
+        "batch per device": f"{_read(first, 'train', 'batch_size')} | {figure.batch}" if figure.batch else None,
+        "devices": f"{ranks} | {figure.devices}" if ranks != figure.devices else None,
+        "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {figure.stack}",
+        "counted": "the steady window | the whole run, evaluation included" if figure.whole_run else None,
+        "the figure": figure.note,
         **{warning.key: f"{warning.a} | unknown" for warning in _differ(group, group, read_state, unlike=False)},
     }
     return ComparisonRow(
         label=label,
         a=side.model_copy(update={"images_per_second": side.images_per_second / ranks}),
         b=Side(
-            label=" ".join(part for part in (anchor.kind, anchor.precision) if part),
-            images_per_second=anchor.per_device,
-            source=f"{anchor.stack}; {anchor.source}",
+            label=" ".join(part for part in (figure.kind, figure.precision) if part),
+            images_per_second=figure.per_device,
+            source=f"{figure.stack}; {figure.source}",
         ),
         **asdict(estimate),
         outcome="not assessed",
-        differences=[printable(f"{key}: {message}") for key, message in differing.items() if message],
+        differences=[printable(f"{key}: {values}") for key, values in differing.items() if values],
     )
 
 
 def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
-    """Name what each pair ran; where two names are the same, with the executed keys in which the pairs differ."""
+    """Name what each pair ran; where names are equal, add the settings in which the pairs differ."""
     labels = [
         " · ".join(x if x == y else f"{x or '–'} | {y or '–'}" for x, y in zip_longest(*map(_describe, pair)))
         for pair in pairs
@@ -211,19 +211,19 @@ def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
     keys = dict.fromkeys(key for facts in executed for key in facts)
     differing = [key for key in keys if len({facts.get(key) for facts in executed}) > 1]
     named = [", ".join(f"{key}={facts.get(key, 'absent')}" for key in differing) for facts in executed]
-    return [printable(f"{label} · {message}") for label, message in zip(labels, named, strict=True)]
+    return [printable(f"{label} · {keys}") for label, keys in zip(labels, named, strict=True)]
 
 
 def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
     for word in runs:
         if not os.path.exists(word):  # noqa: PTH110 (False for a name that is too long)
             hint = "give a run folder, its result.json or a folder of runs; published figures follow --to"
-            raise ResultError(f"there is no run {word[:LONGEST]}", hint=hint)
+            raise ResultError(f"no such run: {word[:MAX_SHOWN]}", hint=hint)
     for word in to:
-        if not published.is_anchor(word) and not os.path.exists(word):  # noqa: PTH110
-            known = [published.PUBLISHED, *(anchor.id for anchor in published.load_anchors())]
-            quoted = repr(printable(word[:LONGEST]))
-            message = f"there is no run and no published figure {quoted}{did_you_mean(word, known)}"
+        if not published.is_figure_id(word) and not os.path.exists(word):  # noqa: PTH110
+            known = [published.PUBLISHED, *(figure.id for figure in published.load_figures())]
+            quoted = repr(printable(word[:MAX_SHOWN]))
+            message = f"no such run or published figure: {quoted}{did_you_mean(word, known)}"
             raise ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")
 
 
@@ -254,12 +254,12 @@ def _read(result: Result, section: str, key: str) -> str:
 
 
 def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-    """Return what says no, rows below the limit and what is lost (see compare), and the rows below it that pass.
+    """Return why the gate fails (rows below the limit, and what is lost: see compare), and the rows below that pass.
 
-    A row fails if it is judged slower or, for a limit above 1, if its whole interval lies below the limit. It also
-    fails where nothing can be shown: without an interval, or against a published figure, which has none.
+    A row below the limit fails if its outcome is slower or, for a limit above 1, if its whole interval is below. It
+    also fails without an interval and against a published figure, whose spread is unknown.
     """
-    failed, doubtful = [f"{message}; the gate cannot pass without it" for message in lost], list[str]()
+    failed, uncertain = [f"{message}; the gate cannot pass without it" for message in lost], list[str]()
     below = f"is below {format_ratio(limit)}"
     for row in comparison.rows:
         if row.ratio < limit:
@@ -268,27 +268,28 @@ def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -
             interval = format_interval(row.ci95, format_ratio) if row.ci95 else f"interval {row.ci_covers}"
             low = f"{format_ratio(row.ratio)} ({interval}) {below}, {row.outcome}"
             low = f"{describe_share(row)} {below}" if is_published(row) else low
-            (failed if fails else doubtful).append(f"{row.label}: {low}")
-    return failed, doubtful
+            (failed if fails else uncertain).append(f"{row.label}: {low}")
+    return failed, uncertain
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
+def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[SkippedRun]]:
+    """Read the runs in these folders; return each once, and what was skipped."""
     runs: dict[tuple[str, str, str], Run] = {}
-    left_out: list[LeftOut] = []
+    skipped: list[SkippedRun] = []
     for path in paths:
-        # Both are False for a name that is too long, or a folder that may not be read
+        # os.path: False, not an error, for a name that is too long or a folder without read permission
         if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
-            found = _read_runs(path, left_out)
+            found = _read_runs(path, skipped)
         else:
-            found = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
+            found = [run for child in find_folders(path) for run in _try_runs(child, skipped)]
         if not found:
-            why = "; ".join(left.message for left in left_out) or "no folder in it holds a result.json"
-            raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
+            why = "; ".join(run.message for run in skipped) or "no folder in it has a result.json"
+            raise ResultError(f"no runs to compare in {path}: {why}", hint="measure one: trainstone bench --out DIR")
         for run in found:
             if run.identity in runs:
-                left_out.append(LeftOut(f"{run.folder}: given twice, counted once", lost=False))
+                skipped.append(SkippedRun(f"{run.folder}: given twice, counted once", lost=False))
             runs.setdefault(run.identity, run)
-    return list(runs.values()), left_out
+    return list(runs.values()), skipped
 
 
 def group_runs(runs: Sequence[Run]) -> Groups:
@@ -299,31 +300,31 @@ def group_runs(runs: Sequence[Run]) -> Groups:
 
 
 def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
-    """Return in what the runs of two sides differ, what forbids comparing first.
+    """Return how the runs of two sides differ, first the differences that need --force.
 
-    Software must agree among the runs of a side as well, since they are pooled.
+    Software must also agree among the runs of one side, since they are pooled.
     """
     found = list(_differ(a, b, read_executed, unlike=True))
     for difference in _differ(a, b, read_software, unlike=True, within=True):
-        # A machine without CUDA has no version of it: that is the machine, not another version.
+        # A machine without CUDA has no CUDA version: a difference of machines, not of software.
         optional = difference.key not in ("trainstone", "torch", "source")
-        lacking = optional and ABSENT in (difference.a, difference.b)
-        found.append(difference._replace(unlike=not lacking))
+        absent = optional and ABSENT in (difference.a, difference.b)
+        found.append(difference._replace(unlike=not absent))
     found += _differ(a, b, read_surroundings, unlike=False)
     found += _differ(a, b, read_state, unlike=False)
     return sorted(found, key=lambda difference: not difference.unlike)
 
 
 def describe_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
-    """Name the sides of which half of the runs or more never became steady: their numbers say nothing about later.
+    """Name the sides of which half of the runs or more never became steady: their speed may keep changing.
 
-    Fewer among several are left to the spread between the runs: of noisy runs 2 to 3 % look like drifting (stats.py).
+    Fewer are covered by the spread between runs: 2 to 3 % of noisy runs look like drifting (stats/steady_state.py).
     """
-    message = []
+    sides = []
     for name, runs in (("A", a), ("B", b)):
         drifting = sum(read_state(run.result).get("steady") == "no" for run in runs)
-        message += [f"{drifting} of {format_count(len(runs), 'run')} of {name}"] if 2 * drifting >= len(runs) else []
-    return f"{' and '.join(message)} {NEVER_STEADY}" if message else None
+        sides += [f"{drifting} of {format_count(len(runs), 'run')} of {name}"] if 2 * drifting >= len(runs) else []
+    return f"{' and '.join(sides)} {NEVER_STEADY}" if sides else None
 
 
 def read_executed(result: Result) -> dict[str, str]:
@@ -334,11 +335,11 @@ def read_executed(result: Result) -> dict[str, str]:
     if result.loader:
         facts |= {"data set": f"{result.loader.images} images, {result.loader.storage}, {result.loader.digest}"}
     facts |= {"world.ranks": str(result.world.ranks), "world.nodes": str(result.world.nodes)}
-    return {key: facts[key] for key in sorted(facts) if key not in OF_THE_MACHINE}
+    return {key: facts[key] for key in sorted(facts) if key not in MACHINE_KEYS}
 
 
 def read_software(result: Result) -> dict[str, str]:
-    """Return the versions that decide a speed; builds of torch for CPU and CUDA are of one version."""
+    """Return the versions that affect speed; CPU and CUDA builds of torch count as one version."""
     software = {key: _text(value) for key, value in result.software.items()}
     torch, _, build = software.get("torch", ABSENT).partition("+")
     versions = {"source": result.source, "trainstone": software.get("trainstone", ABSENT), "torch": torch}
@@ -350,7 +351,7 @@ def read_software(result: Result) -> dict[str, str]:
 
 
 def read_surroundings(result: Result) -> dict[str, str]:
-    """Return what else may move a number: the machine, how busy it was, how the run was measured."""
+    """Return what else may affect speed: the machine, how busy it was, how the run was measured."""
     facts = {"host": result.process.host, "kind": result.kind}
     if result.devices:
         facts["device"] = result.devices[0].name
@@ -378,30 +379,32 @@ def read_surroundings(result: Result) -> dict[str, str]:
 def read_state(result: Result) -> dict[str, str]:
     facts, measured = {"status": str(result.status)}, result.throughput
     if measured is not None:
-        lacking = "too few steps to tell" if measured.trend_percent is None else "no"
-        facts["steady"] = "yes" if measured.steady else lacking
+        unsteady = "too few steps" if measured.trend_percent is None else "no"
+        facts["steady"] = "yes" if measured.steady else unsteady
     return facts
 
 
-def _try_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
-    """Read what may be left out: in a folder of runs, or one of --runs."""
+def _try_runs(path: Path, skipped: list[SkippedRun]) -> list[Run]:
+    """Read a run that may be skipped: one of a folder of runs, or of --runs."""
     try:
-        return _read_runs(path, left_out)
+        return _read_runs(path, skipped)
     except ResultError as err:
-        # A profile or a sweep among runs is no run that has lost its number
-        left_out.append(LeftOut(printable(err.message), lost=not err.message.endswith(tuple(NOT_COMPARABLE.values()))))
+        # A profile or a sweep has no throughput to lose
+        skipped.append(
+            SkippedRun(printable(err.message), lost=not err.message.endswith(tuple(NOT_COMPARABLE.values())))
+        )
         return []
 
 
-def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
+def _read_runs(path: Path, skipped: list[SkippedRun]) -> list[Run]:
     result = read_result(path)
     folder = path if path.is_dir() else path.parent
     if result.points and result.kind != "sweep":
         for name in (point.run for point in result.points):
-            # Path.resolve raises RuntimeError for links in a circle before Python 3.13, realpath does not.
+            # Before Python 3.13 Path.resolve raises RuntimeError for circular links; realpath does not.
             if "\0" in name or Path(os.path.realpath(folder)) not in Path(os.path.realpath(folder / name)).parents:
-                raise ResultError(f"{folder} is damaged: its point {printable(name)} lies outside of it")
-        runs = [run for point in result.points for run in _try_runs(folder / point.run, left_out)]
+                raise ResultError(f"{folder} is damaged: its point {printable(name)} is outside the folder")
+        runs = [run for point in result.points for run in _try_runs(folder / point.run, skipped)]
         if runs:
             return runs
     elif result.throughput is not None and result.kind != "profile":
@@ -410,9 +413,10 @@ def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
         if not (all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in (low, rate, high)) and low <= rate <= high):
             raise ResultError(f"{path} is damaged: its throughput is {rate} images/s, interval {ci95}")
         return [Run(folder, result, result.throughput)]
-    message = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
-    again = "measure it again: trainstone bench RUN/config.toml"
-    hint = "name points: RUN/points/X --to OTHER/points/Y" if result.kind == "sweep" else again
+    message = NOT_COMPARABLE.get(result.kind, f"no throughput; the run has status {result.status}")
+    measure = "measure it again: trainstone bench RUN/config.toml"
+    points = "compare points: trainstone compare RUN/points/X --to OTHER/points/Y"
+    hint = points if result.kind == "sweep" else measure
     raise ResultError(f"{path}: {message}", hint=hint)
 
 
@@ -423,8 +427,8 @@ def _differ(
     keys = dict.fromkeys(key for side in facts for run in side for key in run)
     for key in keys:
         of_a, of_b = ({run.get(key, ABSENT) for run in side} for side in facts)
-        doubtful = (of_a | of_b) & DOUBTFUL.get(key, set())
-        if of_a != of_b or doubtful or (within and len(of_a) > 1):
+        warned = (of_a | of_b) & WARNED_VALUES.get(key, set())
+        if of_a != of_b or warned or (within and len(of_a) > 1):
             yield Difference(key, ", ".join(sorted(of_a)), ", ".join(sorted(of_b)), unlike)
 
 

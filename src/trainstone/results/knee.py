@@ -1,4 +1,4 @@
-"""The knee of a sweep, what else it could be, and the fit of step time. Pure."""
+"""The knee of a sweep, its alternatives within the intervals, and the fit of step time. Pure."""
 
 import json
 import math
@@ -10,16 +10,16 @@ import numpy as np
 
 from trainstone.results.schema.sweep import BATCH, Knee, StepFit, Sweep, SweepRow, format_setting, is_numeric
 
-TAKES_MEMORY = (BATCH, "data.image_size", "model.width", "model.depth")  # keys of which more needs more memory
+TAKES_MEMORY = (BATCH, "data.image_size", "model.width", "model.depth")  # keys whose larger values need more memory
 ORDERED = (*TAKES_MEMORY, "train.accumulate", "engine.threads", "loader.threads")
-"""Keys of which more is more work or more means; numbers of others, a seed's, only name a choice."""
-NEAR = 0.05  # rates within this share of the best count as equal: more of the key would cost memory and give little
+"""Keys whose values have an order; numbers of other keys, such as seeds, only name a choice."""
+NEAR = 0.05  # rates within this share of the best count as equal: larger values cost memory and gain little
 MIN_FIT_POINTS = 3
 POOR_FIT = 0.10
 
 
-def write_setting(value: Any) -> str:
-    """Return a value as --over takes it: text in quotes where it could be taken for something else."""
+def quote_setting(value: Any) -> str:
+    """Format a value for --over: text in quotes where it could be read as another type."""
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./:@-]*", value) and value not in ("true", "false")
     return str(value) if plain else json.dumps(value)
 
@@ -29,9 +29,9 @@ def name_key(key: str) -> str:
 
 
 def label_point(key: str, value: Any, curve_key: str | None = None, curve: Any = None) -> str:
-    """Return batch 16, or batch 16, train.precision bf16."""
-    message = f"{name_key(key)} {format_setting(value)}"
-    return message if curve_key is None else f"{message}, {name_key(curve_key)} {format_setting(curve)}"
+    """Format batch 16, or batch 16, train.precision bf16."""
+    label = f"{name_key(key)} {format_setting(value)}"
+    return label if curve_key is None else f"{label}, {name_key(curve_key)} {format_setting(curve)}"
 
 
 def label_row(sweep: Sweep, row: SweepRow) -> str:
@@ -39,7 +39,7 @@ def label_row(sweep: Sweep, row: SweepRow) -> str:
 
 
 def name_file(label: str) -> str:
-    """Return batch_16 for `batch 16`: letters that every file system takes."""
+    """Format batch_16 for `batch 16`: characters that every file system accepts."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", label.replace(", ", "_"))[:100].strip("_.") or "point"
 
 
@@ -58,7 +58,7 @@ def split_curves(sweep: Sweep) -> list[tuple[Any, list[SweepRow]]]:
 
 
 def list_measured(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """Return the points that have a number, smallest value first where values are numbers."""
+    """Return the measured points, sorted by value where values are numbers."""
     measured = [row for row in rows if row.images_per_second is not None]
     return sorted(measured, key=lambda row: row.value) if is_numeric([row.value for row in measured]) else measured
 
@@ -72,7 +72,7 @@ def is_behind(slow: SweepRow, fast: SweepRow) -> bool:
 
 
 def find_knee(points: Sequence[SweepRow], curve: Any = None) -> Knee | None:
-    """Return the smallest value within 5 % of the best; none of fewer than two points, nor while the speed rises."""
+    """Return the smallest value within 5 % of the best; None for fewer than two points, or if the speed still rises."""
     best = find_fastest(points) if points else None
     if best is None or len(points) < 2 or (best is points[-1] and is_behind(points[-2], best)):
         return None
@@ -90,10 +90,10 @@ def find_knee(points: Sequence[SweepRow], curve: Any = None) -> Knee | None:
 
 
 def could_be_knee(points: Sequence[SweepRow], candidate: SweepRow) -> bool:
-    """Say whether some rates inside all intervals make it the knee: it near the best, and no smaller one.
+    """Return whether rates inside all intervals exist that make the candidate the knee.
 
-    The best is one rate for all of them: no lower than any interval's low end, within reach of the candidate or a
-    larger one, near enough to the candidate and far enough from each smaller one.
+    Then it is near the best rate and no smaller point is. The best rate is at least every interval's low end, within
+    the interval of the candidate or a larger point, near the candidate and far from each smaller point.
     """
     smaller = [point.ends[0] for point in points if point.value < candidate.value]
     reach = max(point.ends[1] for point in points if point.value >= candidate.value)
@@ -107,7 +107,7 @@ def find_knee_row(sweep: Sweep, knee: Knee) -> SweepRow | None:
 
 
 def fit_steps(points: Sequence[SweepRow], curve: Any = None) -> StepFit | None:
-    """Fit step time = fixed + per image x images, neither below 0; relative errors count, so that no size dominates."""
+    """Fit step time = fixed + per image x images, neither negative; minimise relative errors, so no size dominates."""
     known = [(row.images_per_step, row.images_per_step / row.rate) for row in points if row.images_per_step]
     if len(known) < MIN_FIT_POINTS:
         return None
@@ -115,7 +115,7 @@ def fit_steps(points: Sequence[SweepRow], curve: Any = None) -> StepFit | None:
     # Each equation is divided by its step time: the residual is then relative, and the right side 1.
     both = np.stack((1 / seconds, images / seconds), axis=1)
     solved = np.linalg.lstsq(both, np.ones(len(known)), rcond=None)[0]
-    if solved.min() < 0:  # the other one alone
+    if solved.min() < 0:  # one of them would be negative: fit the other
         other = int(np.argmax(solved))
         solved = np.zeros(2)
         solved[other] = both[:, other].sum() / (both[:, other] @ both[:, other])

@@ -1,69 +1,69 @@
-"""What the numbers of `data bench` mean: images/s per core, the cores that a training needs."""
+"""Interpret the numbers of `data bench`: images/s per core, and the cores that training needs."""
 
 import math
 
 from trainstone.results.schema.data_bench import DataBenchResult, Demand, Stage, ThreadPoint
 from trainstone.units import format_count, format_rate
 
-# Stages as a sentence names them
+# Stage -> its name in a sentence
 WORK = {"read": "reading", "decode": "decoding", "crop-resize": "cropping and resizing", "batch": "making batches"}
 
 
 def rate_per_core(images_per_second: float, threads: int, cpu_cores: float | None, cores: int) -> float:
-    """Return images a second of one core kept busy; where CPU time is not known a thread counts as a core.
+    """Return images/s per busy core; if CPU time is not known, a thread counts as a core.
 
-    At most all `cores` were busy: two hardware threads of a core use two CPU seconds a second, and are one core.
+    At most `cores` count as busy: two hardware threads of a core use two CPU seconds per second, but are one core.
     """
     return images_per_second / min(cpu_cores or threads, cores)
 
 
-def best_point(feeding: DataBenchResult) -> ThreadPoint:
-    return max(feeding.points, key=lambda point: point.images_per_second)
+def find_best_point(bench: DataBenchResult) -> ThreadPoint:
+    return max(bench.points, key=lambda point: point.images_per_second)
 
 
-def widest_point(feeding: DataBenchResult) -> ThreadPoint:
-    """Return the one with most threads: the rate a core usually falls with them, so that any other promises more."""
-    return max(feeding.points, key=lambda point: point.threads)
+def find_widest_point(bench: DataBenchResult) -> ThreadPoint:
+    """Return the point with the most threads, where the rate per core is usually lowest."""
+    return max(bench.points, key=lambda point: point.threads)
 
 
-def cores_needed(feeding: DataBenchResult) -> float | None:
-    if feeding.demand is None:
+def cores_needed(bench: DataBenchResult) -> float | None:
+    if bench.demand is None:
         return None
-    return feeding.demand.images_per_second / widest_point(feeding).images_per_second_per_core
+    return bench.demand.images_per_second / find_widest_point(bench).images_per_second_per_core
 
 
-def largest_stage(feeding: DataBenchResult) -> Stage | None:
-    return max(feeding.stages, key=lambda stage: stage.seconds_per_image, default=None)
+def find_largest_stage(bench: DataBenchResult) -> Stage | None:
+    return max(bench.stages, key=lambda stage: stage.seconds_per_image, default=None)
 
 
-def describe_demand(feeding: DataBenchResult, demand: Demand, workload: str = "training") -> str:
-    """Return ResNet-50 on 8 x NVIDIA A100 takes 20,000 images/s, which take 34 cores; 2 here do not reach that."""
-    own = demand.device == feeding.cpu  # the cores that load are those that train
-    device = "this CPU" if own else demand.device
+def describe_demand(bench: DataBenchResult, demand: Demand, workload: str = "training") -> str:
+    """Format e.g. ResNet-50 on 8 x NVIDIA A100 needs 20,000 images/s, or 34 cores; the 2 cores here are too few."""
+    shared = demand.device == bench.cpu  # the same cores load and train
+    device = "this CPU" if shared else demand.device
     where = f" on {demand.devices} x {device}" if device and demand.devices > 1 else f" on {device}" if device else ""
-    needed = demand.images_per_second / widest_point(feeding).images_per_second_per_core
-    reached = best_point(feeding).images_per_second >= demand.images_per_second
-    share = f"{format_cores(needed)} cores; {feeding.cores:,} here{', which also train,' if own else ''}"
-    enough = "reach" if reached else "do not reach"
-    return f"{workload}{where} takes {format_rate(demand.images_per_second)} images/s, which take {share} {enough} that"
+    needed = demand.images_per_second / find_widest_point(bench).images_per_second_per_core
+    reached = find_best_point(bench).images_per_second >= demand.images_per_second
+    rate = f"{format_rate(demand.images_per_second)} images/s, or {format_cores(needed)} cores"
+    here = f"the {format_count(bench.cores, 'core')} here{', which also train,' if shared else ''}"
+    enough = "enough" if reached else "too few"
+    return f"{workload}{where} needs {rate}; {here} {'is' if bench.cores == 1 else 'are'} {enough}"
 
 
-def describe_cores(feeding: DataBenchResult) -> str:
-    widest = widest_point(feeding)
+def describe_cores(bench: DataBenchResult) -> str:
+    widest = find_widest_point(bench)
     per_core, threads = format_rate(widest.images_per_second_per_core), format_count(widest.threads, "thread")
-    core = f"A core feeds {per_core} images/s with {threads}."
-    if feeding.demand is None:
-        return f"{core} A training that takes N images/s needs N / {per_core} cores to feed it."
-    message = describe_demand(feeding, feeding.demand, f"Training ({feeding.demand.how})")
-    return f"{core} {message}."
+    core = f"One core loads {per_core} images/s with {threads}."
+    if bench.demand is None:
+        return f"{core} Training at N images/s needs N / {per_core} cores for loading."
+    return f"{core} {describe_demand(bench, bench.demand, f'Training ({bench.demand.how})')}."
 
 
-def describe_covers(feeding: DataBenchResult) -> list[str]:
-    return list(dict.fromkeys(f"95 % interval {point.ci_covers}" for point in feeding.points))
+def describe_covers(bench: DataBenchResult) -> list[str]:
+    return list(dict.fromkeys(f"95 % interval {point.ci_covers}" for point in bench.points))
 
 
 def format_cores(cores: float) -> str:
-    """Return 34 or 3.41, never less than are needed by more than a hundredth."""
+    """Format 34 or 3.41, rounded up from 10 on."""
     return f"{math.ceil(cores):,}" if cores >= 10 else f"{max(0.01, cores):.2f}"
 
 

@@ -1,4 +1,4 @@
-"""Published training speeds (published.toml) to hold a run against: which there are, and which fit a result."""
+"""Published training speeds (published.toml): load them, and find those that fit a result."""
 
 import re
 import tomllib
@@ -13,26 +13,26 @@ from trainstone.errors import ResultError
 from trainstone.results.schema.run import ComparisonRow, Result
 from trainstone.units import count_decimals, format_percent, format_share
 
-PUBLISHED = "published"  # the word for all that fit
-# Words of a device's name that make it another device: a figure of a 3090 is none of a 3090 Ti.
+PUBLISHED = "published"  # --to published: all figures that fit
+# Words that make a name another device: a figure for a 3090 does not fit a 3090 Ti.
 VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "ada"})
 
 
-class Anchor(ConfigSection):
-    """One published figure; an absent key was not given."""
+class PublishedFigure(ConfigSection):
+    """A published training speed; an absent key was not given by the source."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]  # what to type after --to
-    workload: Literal["classify", "detect"]  # what is trained
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]  # the argument of --to
+    workload: Literal["classify", "detect"]
     model: Literal["resnet50", "ssd300"]  # ResNet-50 v1.5 at 224 pixels, or SSD at 300
-    device: str  # as people call it; its words are looked for in a device's full name
-    devices: Annotated[int, Field(ge=1)]  # how many took part
-    images_per_second: Annotated[float, Field(gt=0)]  # of all devices together
+    device: str  # short name; its words must all be in the full device name
+    devices: Annotated[int, Field(ge=1)]  # number of devices
+    images_per_second: Annotated[float, Field(gt=0)]  # total of all devices
     precision: str | None = None  # as the source calls it
-    batch: Annotated[int, Field(ge=1)] | None = None  # images a device and step
+    batch: Annotated[int, Field(ge=1)] | None = None  # images per device and step
     stack: str  # framework, container, machine
-    whole_run: bool = False  # images over the time of a whole run, evaluation included, as in MLPerf
+    whole_run: bool = False  # images / time of the whole run, evaluation included, as in MLPerf
     note: str | None = None  # what else the source says
-    source: str  # where it stands
+    source: str  # repository and file, or result log
 
     @property
     def per_device(self) -> float:
@@ -48,49 +48,49 @@ class Anchor(ConfigSection):
 
 
 @lru_cache(maxsize=1)
-def load_anchors() -> tuple[Anchor, ...]:
+def load_figures() -> tuple[PublishedFigure, ...]:
     text = (resources.files("trainstone.results") / "published.toml").read_text(encoding="utf-8")
-    return tuple(Anchor.model_validate(entry) for entry in tomllib.loads(text)["anchor"])
+    return tuple(PublishedFigure.model_validate(entry) for entry in tomllib.loads(text)["figure"])
 
 
-def anchors_for(result: Result) -> list[Anchor]:
-    """Return the figures of the model that this result trained, or none: they are all of training."""
+def find_figures(result: Result) -> list[PublishedFigure]:
+    """Return the figures for the model that this result trained; none for an evaluation."""
     if result.kind == "eval":
         return []
     model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
     trained = (result.config.get("workload"), model.get("name"), size, model.get("depth"))
     name = "resnet50" if trained == ("classify", "resnet", 224, 50) else None
-    # SSD as MLPerf's; on narrower networks the figures say nothing.
+    # MLPerf's SSD; the figures do not apply to narrower networks.
     name = "ssd300" if (*trained, model.get("width")) == ("detect", "ssd", 300, 34, 64) else name
-    return [anchor for anchor in load_anchors() if anchor.model == name]
+    return [figure for figure in load_figures() if figure.model == name]
 
 
-def matching_device(result: Result) -> list[Anchor]:
+def find_device_figures(result: Result) -> list[PublishedFigure]:
     if not result.devices:
         return []
     here = _words(result.devices[0].name)
-    named = [(anchor, _words(anchor.device)) for anchor in anchors_for(result)]
-    return [anchor for anchor, words in named if words <= here and not (here - words) & VARIANTS]
+    named = [(figure, _words(figure.device)) for figure in find_figures(result)]
+    return [figure for figure, words in named if words <= here and not (here - words) & VARIANTS]
 
 
-def choose_anchors(name: str, result: Result) -> list[Anchor]:
-    known = anchors_for(result)
+def choose_figures(name: str, result: Result) -> list[PublishedFigure]:
+    known = find_figures(result)
     if not known:
         model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
-        message = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
+        trained = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
         hint = "measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf"
-        message = f"no published figures for {message}: there are some for ResNet-50 at 224 and SSD at 300"
+        message = f"no published figures for {trained}; available: ResNet-50 at 224 pixels, SSD at 300 pixels"
         raise ResultError(message, hint=hint)
-    chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
+    chosen = known if name == PUBLISHED else [figure for figure in known if figure.id == name]
     if not chosen:
-        hint = f"figures that fit: {', '.join(anchor.id for anchor in known)}"
-        message = f"the published figure {name!r} is of another model than {result.recipe.name}"
+        hint = f"figures for this model: {', '.join(figure.id for figure in known)}"
+        message = f"published figure {name!r} is for another model than {result.recipe.name}"
         raise ResultError(message, hint=hint)
     return chosen
 
 
-def is_anchor(name: str) -> bool:
-    return name == PUBLISHED or any(anchor.id == name for anchor in load_anchors())
+def is_figure_id(name: str) -> bool:
+    return name == PUBLISHED or any(figure.id == name for figure in load_figures())
 
 
 def is_published(row: ComparisonRow) -> bool:
@@ -98,7 +98,7 @@ def is_published(row: ComparisonRow) -> bool:
 
 
 def describe_share(row: ComparisonRow) -> str:
-    """Return 71.0 % (70.3 … 71.7 %), with a digit more than format_share where the interval is that narrow."""
+    """Format e.g. 71.0 % (70.3 … 71.7 %); a narrow interval gets one digit more than format_share."""
     if row.ci95 is None:
         return format_share(row.ratio)
     digits = count_decimals(100 * row.ratio, 2)
@@ -108,6 +108,6 @@ def describe_share(row: ComparisonRow) -> str:
 
 
 def _words(name: str) -> frozenset[str]:
-    """Split a name into lower-case words; 80GB is 80, and SXM is left out: it is the form that is seldom named."""
+    """Split a name into lower-case words; 80GB becomes 80, and SXM is dropped, since names often omit it."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return frozenset(re.sub(r"^(\d+)gb$", r"\1", word) for word in words if not word.startswith("sxm"))

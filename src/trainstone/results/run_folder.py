@@ -1,6 +1,6 @@
-"""Run folders: made, written atomically while the run goes on, and read back after any end, kill -9 included.
+"""Run folders: create them, update them atomically during the run, read them after any end, kill -9 included.
 
-Layout and names: docs/results-format.md.
+Layout and names: docs/reference/run-folder.md.
 """
 
 import fcntl
@@ -19,39 +19,39 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
-from trainstone.config.load import hash_config, write_toml
+from trainstone.config.load import format_toml, hash_config
 from trainstone.config.schema import Config
 from trainstone.errors import ResultError
 from trainstone.files import dump_json, write_atomically
-from trainstone.machine.launch_protocol import launch_name
+from trainstone.machine.launch_protocol import get_launch_name
 from trainstone.results.findings import check_throughput, finding
 from trainstone.results.schema.run import FINISHED, FORMAT, Kind, Process, Recipe, Result
 from trainstone.results.step_summary import summarise_steps
 from trainstone.results.steps import PHASE_COLUMNS, read_columns
 from trainstone.results.training import check_speed, scale_throughput
-from trainstone.results.verdicts import write_learning_verdict, write_verdict
+from trainstone.results.verdicts import format_training_verdict, format_verdict
 
 log = logging.getLogger(__name__)
 
 LOG_NAME = "log.txt"
-"""Of the process that writes the result, which holds a lock on it: it is never replaced by another file."""
-# A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
+"""Log of the process that writes the result, which holds a lock on it; never replaced by another file."""
+# A run on another host counts as dead when its files are older; telemetry writes twice per second.
 STALE_SECONDS = 60.0
-# What is known of the start before only, and judged anew at the end.
-LAST_START: dict[str, Any] = {
+# Fields that describe only the latest start: cleared on resume, set again at the end.
+START_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("throughput", "step_seconds", "utilisation", "noise", "memory", "energy", "loader", "preflight")),
     "devices": [],
 }
 
 
 class RunFolder:
-    """One run's folder; `result` is what result.json holds now. Of many ranks only the first writes it."""
+    """A run's folder; `result` is the current content of result.json, which only rank 0 writes."""
 
     def __init__(self, path: Path, result: Result, *, writes: bool = True) -> None:
         self.path = path
         self.result = result
         self._writes = writes
-        self._before: tuple[Result, dict[str, bytes]] | None = None  # a run that was taken up, and its files
+        self._before: tuple[Result, dict[str, bytes]] | None = None  # a resumed run and its files, before the resume
 
     def update(self, **changes: Any) -> None:
         self.result = self.result.model_copy(update=changes)
@@ -63,7 +63,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         if self._writes:
-            write_atomically(self.path / "config.toml", write_toml(config))
+            write_atomically(self.path / "config.toml", format_toml(config))
         recipe = Recipe(name=config.name, version=config.version, sha256=hash_config(config))
         self.update(config=config.model_dump(mode="json", exclude_none=True), recipe=recipe, system=config.system)
 
@@ -72,16 +72,17 @@ class RunFolder:
             write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
         self.update(machine=machine, software=software)
 
-    def remember(self) -> None:
+    def snapshot(self) -> None:
+        """Save the state that rollback restores."""
         files = [path for path in (self.path / "config.toml", self.path / "machine.json") if path.is_file()]
         self._before = self.result, {path.name: path.read_bytes() for path in files}
 
-    def begin(self) -> None:
-        """A run that was taken up does something: from here on there is no way back."""
+    def commit(self) -> None:
+        """Drop the snapshot: a resumed run has made progress and is not rolled back."""
         self._before = None
 
-    def undo(self) -> bool:
-        """Leave a run that was taken up as it was, unless it has done something; says whether it did so."""
+    def rollback(self) -> bool:
+        """Restore a resumed run from its snapshot; return False if there is none."""
         if self._before is None:
             return False
         (result, files), self._before = self._before, None
@@ -105,16 +106,16 @@ def create_run(
     *,
     run_id: str | None = None,
     folder: str | None = None,
-    there: bool = False,
+    exist_ok: bool = False,
 ) -> RunFolder:
-    """Make a run folder with a first result.json of status running.
+    """Create a run folder with a first result.json of status running.
 
-    A run that is part of another may be given its id and the name of its folder; `there`: a launcher has made it.
+    A child run may get its id and folder name from its parent; `exist_ok`: a launcher has created the folder.
     """
     run_id = run_id or name_run(config.name)
     path = out / (folder or run_id)
     with _explain_os_error(f"cannot write run folder {path}", "choose another folder with --out DIR"):
-        path.mkdir(parents=True, exist_ok=there)
+        path.mkdir(parents=True, exist_ok=exist_ok)
         result = Result(
             kind=kind,
             run_id=run_id,
@@ -142,37 +143,38 @@ def _describe_process(starts: int = 1) -> Process:
         pid=os.getpid(),
         started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         starts=starts,
-        launch=launch_name(),
+        launch=get_launch_name(),
     )
 
 
 def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
-    """Take up a run of that kind that has ended in whatever way; what it wrote stays."""
+    """Resume a run of that kind that has ended in any way; its files are kept."""
     result = read_result(path)
     if result.kind != kind:
-        raise ResultError(f"{path} is a run of {result.kind}, which cannot be resumed", hint=f"{kind} runs can")
-    launch = launch_name()
-    # An attempt of the same launch is over: the engine starts no other before.
+        message = f"cannot resume {path}: it is a {result.kind} run, not a {kind} run"
+        raise ResultError(message, hint=f"give the folder of a {kind} run")
+    launch = get_launch_name()
+    # An earlier attempt of the same launch has ended: the engine starts one at a time.
     if launch is None or result.process.launch != launch:
         refuse_running(path, result)
     process = _describe_process(starts=result.process.starts + 1)
     run = RunFolder(path, result)
-    with _explain_os_error(f"cannot write into {path}", "who may write there?"):
-        run.remember()
-        run.update(status="running", process=process, command=command, findings=[], verdict=None, **LAST_START)
+    with _explain_os_error(f"cannot write into {path}", f"check its permissions: ls -ld {path}"):
+        run.snapshot()
+        run.update(status="running", process=process, command=command, findings=[], verdict=None, **START_FIELDS)
     return run
 
 
 @contextmanager
 def lock_run(path: Path) -> Iterator[None]:
-    """Hold a run folder for this process, until the end even if that is a kill; refuse one that another holds."""
-    with _explain_os_error(f"cannot write into {path}", "who may write there?"):
+    """Lock a run folder for this process until it ends, even by a kill; raise if another process holds the lock."""
+    with _explain_os_error(f"cannot write into {path}", f"check its permissions: ls -ld {path}"):
         file = (path / LOG_NAME).open("a")
     with file:
         if not _lock(file.fileno()):
             held = read_if_there(path)
-            who = f"process {held.process.pid} on {held.process.host}" if held else "another process"
-            raise ResultError(f"{path} is in use by {who}", hint="wait for it to end, or stop it first")
+            owner = f"process {held.process.pid} on {held.process.host}" if held else "another process"
+            raise ResultError(f"{path} is in use by {owner}", hint="wait for it to end, or stop it first")
         yield
 
 
@@ -185,7 +187,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock an open file; False: another process has it. A file system without locks locks nothing."""
+    """Lock an open file; return False if another process holds it. On a file system without locks, return True."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -202,15 +204,15 @@ def refuse_running(path: Path, result: Result) -> None:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
-    with _explain_os_error(f"cannot look for runs in {folder}", "choose a folder you may read"):
+    """Return the run folders directly below a folder, without the points of a run."""
+    with _explain_os_error(f"cannot list the runs in {folder}", "choose a folder that you can read"):
         if folder.is_dir():
-            next(folder.iterdir(), None)  # glob takes a folder that may not be read for an empty one
+            next(folder.iterdir(), None)  # raises without read permission, where glob would return nothing
         return sorted(path.parent for path in folder.glob("*/result.json"))
 
 
 def read_result(path: Path) -> Result:
-    """Read a run folder or a result.json; one that says running but whose process is gone reads as killed."""
+    """Read a run folder or a result.json; a run with status running whose process is gone reads as killed."""
     file = path
     try:
         file = path / "result.json" if path.is_dir() else path
@@ -245,7 +247,7 @@ def read_if_there(path: Path) -> Result | None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def is_alive(process: Process, folder: Path) -> bool:
@@ -255,24 +257,24 @@ def is_alive(process: Process, folder: Path) -> bool:
     try:
         started = datetime.fromisoformat(process.started_utc).timestamp()
         writer = psutil.Process(process.pid)
-        # A process younger than the run has only inherited its number.
+        # A process younger than the run only has the same pid.
         return writer.status() != psutil.STATUS_ZOMBIE and writer.create_time() <= started + 1
-    except (psutil.Error, ValueError):  # gone, hidden, or a time that is none
+    except (psutil.Error, ValueError):  # gone, hidden, or an invalid time
         return False
 
 
 def recover(path: Path) -> Result:
-    """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
+    """Read a run; if its result has no throughput, compute it from the step file."""
     result = read_result(path)
-    if result.status == "killed":  # so it wrote no finding
-        message = "the run ended without a word: killed, out of memory, or the machine went down"
+    if result.status == "killed":  # it could not write a finding
+        message = "the run ended without a result: it was killed, ran out of memory, or the machine went down"
         resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
         killed = finding("killed", message, hint=resume if result.kind in ("train", "sweep") else None)
         result = result.model_copy(update={"findings": [*result.findings, killed]})
     if result.throughput is not None or result.points or result.kind == "sweep":
         return result
     if result.kind == "train" and result.verdict is None:
-        verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
+        verdict = format_training_verdict(result.quality, result.status, result.phases, result.recipe.name)
         result = result.model_copy(update={"verdict": verdict})
     file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
     needed = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
@@ -290,14 +292,14 @@ def recover(path: Path) -> Result:
         if known is not None and result.status in (*FINISHED, "interrupted"):
             found["phases"] = known
         elif known is not None:
-            # Steps after the last evaluation count, too; but the step file may lack the steps of an earlier start.
+            # The step file has the steps after the last evaluation, but may lack those of an earlier start.
             names = ("train_seconds", "data_wait_seconds")
             longer = {name: max(getattr(known, name) or 0.0, getattr(summary.phases, name) or 0.0) for name in names}
             found["phases"] = summary.phases.model_copy(update=known.model_dump(exclude_none=True) | longer)
     else:
         findings = check_throughput(throughput, summary.step_seconds)
-        found["verdict"] = write_verdict(
-            f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then",
+        found["verdict"] = format_verdict(
+            f"{result.recipe.name} ({result.status} after {len(columns['step_seconds'])} steps)",
             throughput,
             None,
             None,

@@ -1,6 +1,6 @@
-"""A run's steps, losses and telemetry sampled down to some thousand buckets, whatever the run's length.
+"""Downsample a run's steps, losses and telemetry to about a thousand buckets, for any length of run.
 
-Each bucket of steps keeps its lowest and highest one, so that nothing that stood out is smoothed away.
+Each bucket of steps keeps its shortest and longest step, so that outliers stay visible.
 """
 
 import math
@@ -12,26 +12,26 @@ import numpy as np
 
 from trainstone.errors import ResultError
 from trainstone.results.steps import Columns, read_blocks
-from trainstone.results.telemetry import HINDRANCES, iterate_samples
+from trainstone.results.telemetry import THROTTLE_REASONS, iterate_samples
 from trainstone.stats.downsample import downsample
 from trainstone.stats.series import Array
 
 STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
 KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
-# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any image.
+# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough for any chart.
 BIN_WIDTH = math.log(1.002)
 SHORTEST_SECONDS = 1e-7
 NUM_BINS = 14_000
 NUM_POINTS = 500
 SMOOTH_SHARE = 0.03  # share of the run that a smoothed loss averages over
-HIGHEST_LOSS = 1e30  # a larger loss is taken for not finite: training has diverged, and sums would overflow
+HIGHEST_LOSS = 1e30  # a larger loss counts as not finite: training has diverged, and sums would overflow
 SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
-REASONS = tuple(sorted(HINDRANCES))
+REASONS = tuple(sorted(THROTTLE_REASONS))
 
 
 @dataclass(frozen=True)
 class StepSeries:
-    """Arrays over buckets of neighbouring steps; up to twice the requested number of steps, a bucket is one step."""
+    """Arrays over buckets of neighbouring steps; a short run has one step per bucket."""
 
     num_steps: int
     first_step: Array
@@ -44,7 +44,7 @@ class StepSeries:
     bin_seconds: Array
     """Lower edges of the histogram's filled bins (each BIN_WIDTH wide), steps of the steady window only."""
     bin_count: Array
-    kept: Columns = field(default_factory=dict)  # the steps requested by number: step, start_seconds, step_seconds
+    kept: Columns = field(default_factory=dict)  # KEPT_COLUMNS of the steps in `keep_steps`
 
     @property
     def bucket_steps(self) -> int:
@@ -54,7 +54,7 @@ class StepSeries:
 def sample_steps(
     path: Path, num_buckets: int = 1000, *, steady_from: int = 0, keep_steps: Sequence[int] = ()
 ) -> StepSeries | None:
-    """Read a step file; None if it holds no step. Torn last lines are dropped."""
+    """Downsample a step file; None if it has no step. A truncated last line is dropped."""
     wanted = np.asarray(sorted(keep_steps), dtype=np.float64)
     end = 0.0
     histogram = np.zeros(NUM_BINS)
@@ -66,7 +66,7 @@ def sample_steps(
             bad = ~(block[name] >= 0) | (block[name] == np.inf)
             if bad.any():
                 at, value = float(block["step"][bad][0]), float(block[name][bad][0])
-                raise ResultError(f"{path}: {name} of step {at:g} is {value}; it is finite and not negative")
+                raise ResultError(f"{path}: {name} of step {at:g} is {value}; expected a finite value of at least 0")
         step, spent = block["step"], block["step_seconds"]
         end = float(block["start_seconds"][-1] + spent[-1])
         bins = np.log(np.maximum(spent[step >= steady_from], SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
@@ -97,16 +97,16 @@ def sample_steps(
 @dataclass(frozen=True)
 class LossCurve:
     num_steps: int
-    bucket_steps: int  # how many steps a point stands for
+    bucket_steps: int  # steps per point
     step: Array  # middle of the bucket
-    loss: Array  # mean of the bucket's finite losses; nan where it has none
-    smooth: Array  # the same over some more neighbours on both sides
+    loss: Array  # mean of the bucket's finite losses; nan if it has none
+    smooth: Array  # moving average of `loss`
     lr: Array
     num_not_finite: int  # losses that are NaN or infinite; they are not in the means
 
 
 def read_loss(path: Path) -> LossCurve | None:
-    """Average neighbouring steps of a step file until at most twice NUM_POINTS are left; None if it holds no step."""
+    """Average neighbouring steps of a step file down to at most 2 x NUM_POINTS points; None if it has no step."""
 
     def take(block: Columns) -> dict[str, Array]:
         finite = np.abs(block["loss"]) < HIGHEST_LOSS
@@ -129,13 +129,13 @@ def read_loss(path: Path) -> LossCurve | None:
 
 
 def _average(sums: Array, counts: Array, half: int) -> Array:
-    """Average each with `half` neighbours on both sides; fewer towards the ends, so that it never leans to one side."""
+    """Average each value with `half` neighbours on both sides; near the ends with fewer, equally many on each."""
     averages = np.full(len(sums), np.nan)
-    for place in range(len(sums)):
-        reach = min(half, place, len(sums) - 1 - place)
-        inside = slice(place - reach, place + reach + 1)
+    for index in range(len(sums)):
+        width = min(half, index, len(sums) - 1 - index)
+        inside = slice(index - width, index + width + 1)
         if counts[inside].any():
-            averages[place] = sums[inside].sum() / counts[inside].sum()
+            averages[index] = sums[inside].sum() / counts[inside].sum()
     return averages
 
 

@@ -1,4 +1,4 @@
-"""What a profile says: mean parts of a step, names of operators."""
+"""Mean parts of a profiled step, and readable names of operators."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ PARTS = {
     "Python": "host_seconds",
     "unaccounted": "unaccounted_seconds",
 }
-"""Name of each part that adds up -> its field of StepParts, in the order in which a moment is judged."""
+"""Exclusive part of a step -> its field of StepParts; a moment belongs to the first part that applies."""
 ADDED_UP = "kernels, added up"
-"""More than the step where streams run side by side; of a CPU's one stream of operators it says nothing new."""
+"""Longer than the step if streams overlap; redundant on a CPU, which has one stream of operators."""
 BESIDE = {
     "anything runs": "busy_seconds",
     ADDED_UP: "kernel_seconds",
@@ -31,8 +31,8 @@ BESIDE = {
     "host waits for data": "data_wait_total_seconds",
     "host is in the optimiser": "optimizer_total_seconds",
 }
-"""What lies across the parts."""
-MIN_SHARE = 0.0005  # a smaller part of a step is not worth a word
+"""Times that overlap the exclusive parts -> their fields of StepParts."""
+MIN_SHARE = 0.0005  # smaller parts of a step are not mentioned
 PLAIN_NAMES = {
     "convolution": "convolution",
     "convolution_backward": "convolution backward",
@@ -66,28 +66,28 @@ def mean_step(timeline: Timeline) -> float:
 
 
 def average_parts(timeline: Timeline, names: dict[str, str] = PARTS) -> list[StepPart]:
-    whole = mean_step(timeline)
+    total = mean_step(timeline)
     found = [(name, _mean(timeline.steps, field)) for name, field in names.items()]
-    return [StepPart(name, seconds, seconds / whole) for name, seconds in found if seconds > 0 and whole > 0]
+    return [StepPart(name, seconds, seconds / total) for name, seconds in found if seconds > 0 and total > 0]
 
 
 def describe_overhead(overhead: Overhead) -> str:
-    """Return +3.1 % a step (244 ms without it, 252 ms with it; steps scatter by 1.2 %), or that none is seen."""
+    """Format e.g. +3.1 % per step (244 ms without profiling, 252 ms with; steps vary by 1.2 %)."""
     plain, profiled = format_seconds(overhead.plain_step_seconds), format_seconds(overhead.profiled_step_seconds)
-    scatter = f"steps scatter by {format_percent(overhead.noise)}"
+    scatter = f"steps vary by {format_percent(overhead.noise)}"
     share = f"{100 * overhead.share:+.1f} %"
     if overhead.share <= overhead.noise:
-        return f"no cost seen: {share} a step, {scatter} ({plain} without it, {profiled} with it)"
-    return f"{share} a step ({plain} without it, {profiled} with it; {scatter})"
+        return f"no measurable cost: {share} per step, {scatter} ({plain} without profiling, {profiled} with)"
+    return f"{share} per step ({plain} without profiling, {profiled} with; {scatter})"
 
 
 def format_calls(calls: int, num_steps: int) -> str:
-    a_step = calls / max(1, num_steps)
-    return f"{a_step:,.0f}" if a_step == round(a_step) or a_step >= 1000 else f"{a_step:.3g}"
+    per_step = calls / max(1, num_steps)
+    return f"{per_step:,.0f}" if per_step == round(per_step) or per_step >= 1000 else f"{per_step:.3g}"
 
 
 def shorten(text: str, most: int) -> str:
-    """Return the text made printable, without its middle where it is longer: both ends of a C++ name tell something."""
+    """Return the printable text, with its middle cut if too long: both ends of a C++ name are informative."""
     text = printable(text)
     if len(text) <= most:
         return text
@@ -100,7 +100,7 @@ def share_of(steps: Sequence[StepParts], part: str) -> float:
     return float(taken / sum(step.seconds for step in steps))
 
 
-def name_plainly(name: str) -> str:
+def describe_operator(name: str) -> str:
     space, _, bare = name.partition("::")
     return PLAIN_NAMES.get(bare, name) if space == "aten" else name
 

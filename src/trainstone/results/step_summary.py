@@ -1,4 +1,4 @@
-"""From raw steps to the numbers of a result: steady window, throughput with its interval, phases, verdict."""
+"""Summarise step times into the numbers of a result: steady window, throughput with its interval, phases."""
 
 import shlex
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.results.knee import write_setting
+from trainstone.results.knee import quote_setting
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.sweep import BATCH, format_setting
 from trainstone.results.steps import PHASE_COLUMNS
@@ -39,7 +39,7 @@ def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummar
     steady = steady_state.find_steady(seconds)
     window = slice(steady.from_step, len(seconds))
     inside = seconds[window]
-    estimate = stats.throughput_within(inside, images[window])
+    estimate = stats.estimate_within_run(inside, images[window])
     spread = stats.spread(inside)
     outliers = steady_state.find_outliers(inside)
     throughput = schema.Throughput(
@@ -74,7 +74,7 @@ def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummar
 def find_limit(
     utilisation: schema.Utilisation, *, data_bound: bool, busy_percent: float | None, throttled: str | None
 ) -> str:
-    """Say in a word what holds the speed back: data, heat or power, the host, memory or compute.
+    """Return what limits the speed: data, throttling, the host, memory bandwidth or compute.
 
     Compute or memory is decided by the roofline of the model's operations on this device's measured peaks.
     """
@@ -91,7 +91,7 @@ def find_limit(
 
 
 def describe_setting(result: schema.Result) -> str:
-    """One line: recipe, devices, precision, batch, data; of a sweep without what is swept, batches apart."""
+    """Format one line: recipe, devices, precision, batch, data; a sweep's own keys are omitted, except batches."""
     swept = (result.sweep.key, result.sweep.curve_key) if result.sweep else ()
     train, engine = result.config.get("train", {}), result.config.get("engine", {})
     parts = [f"{result.recipe.name} v{result.recipe.version}"]
@@ -100,8 +100,8 @@ def describe_setting(result: schema.Result) -> str:
         number = engine.get("threads")
         on_cpu = result.devices[0].label == "cpu" and "engine.threads" not in swept and number != "auto"
         threads = f", {number} thread{'' if number == 1 else 's'}" if on_cpu else ""
-        message = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
-        parts.append(f"{message}{threads}")
+        devices = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
+        parts.append(f"{devices}{threads}")
     data = result.config.get("data", {})
     files = data.get("source") == "files" and isinstance(data.get("root"), str)
     values = {
@@ -113,7 +113,8 @@ def describe_setting(result: schema.Result) -> str:
     return " · ".join(parts + [form.format(value) for form, value in values.items() if value not in (None, "auto")])
 
 
-def describe_repeat(result: schema.Result, path: Path) -> str:
+def format_repeat_command(result: schema.Result, path: Path) -> str:
+    """Return the command that repeats the run, or resumes an unfinished one."""
     config = shlex.quote(str(path / "config.toml"))
     if result.kind == "train":
         unfinished = result.status in ("interrupted", "killed", "failed")
@@ -125,10 +126,10 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     if result.kind == "sweep":
         return _repeat_sweep(result, path)
     if result.comparison is not None:
-        rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
-        return f"trainstone bench {config} --against {rival}"
+        other = shlex.quote(str(path / "points" / "b" / "config.toml"))
+        return f"trainstone bench {config} --against {other}"
     world, runs = result.world, f" --runs {len(result.points)}" if result.points else ""
-    # Ranks on other nodes were started by something that the run does not know.
+    # Ranks on several nodes were started by a launcher that the result does not record.
     launch = f"launch local --ranks {world.ranks} -- " if world.ranks > 1 and world.nodes == 1 else ""
     return f"trainstone {launch}bench {config}{runs}"
 
@@ -144,13 +145,13 @@ def _repeat_sweep(result: schema.Result, path: Path) -> str:
         words += ["--batch-sizes", ",".join(map(format_setting, sweep.values))]
     over, values = (sweep.key, sweep.values) if sweep.key != BATCH else (sweep.curve_key, sweep.curves)
     if over is not None:
-        words += ["--over", f"{over}={','.join(map(write_setting, values))}"]
-    requested = {"--profile": sweep.profile, "--cores": sweep.cores, "--strict": sweep.strict}
-    return shlex.join([*words, *(flag for flag, given in requested.items() if given)])
+        words += ["--over", f"{over}={','.join(map(quote_setting, values))}"]
+    flags = {"--profile": sweep.profile, "--cores": sweep.cores, "--strict": sweep.strict}
+    return shlex.join([*words, *(flag for flag, given in flags.items() if given)])
 
 
 def describe_preflight(preflight: schema.Preflight) -> str:
-    """Return 4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms."""
+    """Format e.g. 4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms."""
     ranks = format_count(sum(len(host.ranks) for host in preflight.hosts), "rank")
     interfaces = ", ".join(dict.fromkeys(host.interface for host in preflight.hosts if host.interface))
     over = f" over {interfaces}" if interfaces else ""
@@ -162,7 +163,7 @@ def describe_preflight(preflight: schema.Preflight) -> str:
 
 
 def describe_interval(throughput: schema.Throughput) -> str:
-    """Return ± 1.1 % (95 %, within this run), or that there is none."""
+    """Format e.g. ± 1.1 % (95 %, within this run), or why the interval is missing."""
     if throughput.ci95 is None:
         return f"(interval {throughput.ci_covers})"
     spread = format_spread(throughput.images_per_second, throughput.ci95)
@@ -170,7 +171,7 @@ def describe_interval(throughput: schema.Throughput) -> str:
 
 
 def describe_rate(images_per_second: float, ci95: tuple[float, float] | None) -> str:
-    """Return 1,190 ± 1.2 %; without an interval the rate alone."""
+    """Format e.g. 1,190 ± 1.2 %, or only the rate without an interval."""
     if ci95 is None:
         return format_rate(images_per_second)
     return f"{format_rate(images_per_second)} {format_spread(images_per_second, ci95)}"

@@ -1,4 +1,4 @@
-"""Step records and their file, steps-rank0000.csv: every step with its warm-up, flushed once a second."""
+"""Step records and their file, steps-rank0000.csv: every step including warm-up, flushed once per second."""
 
 import io
 import itertools
@@ -20,12 +20,12 @@ BLOCK_BYTES = 1 << 23
 
 
 class StepRecord(NamedTuple):
-    """One optimiser update. A tuple, because a long run has millions of them."""
+    """One optimiser step. A tuple, because a long run has millions of them."""
 
     step: int
     epoch: int
     start_seconds: float  # since the run's clock started, which telemetry shares
-    data_seconds: float  # the wait for the batch, part of step_seconds
+    data_seconds: float  # waiting for the batch, part of step_seconds
     step_seconds: float
     images: int
     loss: float
@@ -33,7 +33,7 @@ class StepRecord(NamedTuple):
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
-    decay_loss: float | None = None  # weight decay's part of the loss, where it is one
+    decay_loss: float | None = None  # weight decay's part of the loss, if it is in the loss
 
 
 PHASE_COLUMNS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
@@ -46,7 +46,7 @@ def list_columns(*, split_phases: bool, decay_loss: bool = False) -> tuple[str, 
 
 
 class StepWriter:
-    """Appends step records to a CSV file; at most FLUSH_SECONDS of them are ever unwritten."""
+    """Write step records to a CSV file, flushed every FLUSH_SECONDS."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class StepWriter:
         *,
         split_phases: bool,
         decay_loss: bool = False,
-        go_on: bool = False,
+        append: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._columns = list_columns(split_phases=split_phases, decay_loss=decay_loss)
@@ -62,8 +62,8 @@ class StepWriter:
         self._line = ",".join("%d" if name in WHOLE_NUMBERS else "%.9g" for name in self._columns) + "\n"
         self._now = now
         self._flushed_at = now()
-        self._file = path.open("a" if go_on else "w", encoding="utf-8", newline="")
-        if not go_on:
+        self._file = path.open("a" if append else "w", encoding="utf-8", newline="")
+        if not append:
             self._file.write(",".join(self._columns) + "\n")
             self._file.flush()
 
@@ -81,9 +81,9 @@ class StepWriter:
 
 
 def cut_steps(path: Path, first_step: int, *, split_phases: bool, decay_loss: bool = False) -> Columns | None:
-    """Keep the steps before `first_step` and return them; None, the file untouched, where they are not all there.
+    """Truncate a step file to the steps before `first_step` and return them; None, without change, if any is missing.
 
-    A file may begin with a later step than the run: then the earlier ones were set aside.
+    A file may begin with a later step than the run, if an earlier file was moved aside.
     """
     try:
         columns = read_columns(path)
@@ -104,7 +104,7 @@ def cut_steps(path: Path, first_step: int, *, split_phases: bool, decay_loss: bo
 
 
 def set_aside(path: Path) -> None:
-    """Rename a step file that cannot be gone on with, to a name that nobody takes for one."""
+    """Rename a step file that cannot be continued, so that it is not read as one."""
     if not path.exists():
         return
     names = (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
@@ -112,7 +112,7 @@ def set_aside(path: Path) -> None:
 
 
 def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Columns]:
-    """Read a step file some 100,000 steps at a time, so that memory stays bounded; a line torn by a kill is dropped."""
+    """Read a step file about 100,000 steps at a time, to bound memory; a truncated last line is dropped."""
     try:
         with path.open("rb") as file:
             line = file.readline()
@@ -133,7 +133,7 @@ def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Colu
 
 
 def read_columns(path: Path, names: Sequence[str] | None = None) -> Columns:
-    """Read a whole step file, or some columns of it; 8 bytes of memory a step and column."""
+    """Read a whole step file, or some of its columns; takes 8 bytes per step and column."""
     blocks = list(read_blocks(path, names))
     return {name: np.concatenate([block.pop(name) for block in blocks]) for name in list(blocks[0])} if blocks else {}
 

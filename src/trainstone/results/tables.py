@@ -1,6 +1,6 @@
-"""The tables of a result, made once: the terminal prints them (cli/render/run.py), the page draws them (report/).
+"""Build the tables of a result, for the terminal (cli/render/run.py) and the HTML report (report/).
 
-Cells are text as people read it; making it printable or escaping it is the work of who shows it.
+Cells are formatted text; the renderer escapes it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,55 +20,55 @@ from trainstone.results.schema.sweep import Sweep, SweepRow, format_setting, is_
 from trainstone.results.schema.timeline import PIPES
 
 STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}
-MOST_EVALUATIONS = 60
-MOST_METRICS = 6
+MAX_EVALUATIONS = 60
+MAX_METRICS = 6
 Cell = str | float | None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `links` names a relative address for the first cell of each row, where there is one."""
+    """A table; `links` are relative addresses for the first cell of each row, None for no link."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     links: Sequence[str | None] = ()
     sortable: bool = False
-    filterable: bool = False  # with a box that hides the rows without the words typed; one such table a page
-    numeric: Sequence[bool] = ()  # columns set flush right
-    keys: Sequence[Sequence[float | str]] = ()  # what the cells are sorted by, where that is not their text
+    filterable: bool = False  # with a search box that hides other rows; at most one such table per page
+    numeric: Sequence[bool] = ()  # columns aligned right
+    keys: Sequence[Sequence[float | str]] = ()  # sort keys of the cells, where they are not their text
     kind: str = "table"
 
 
-def keep_filled(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table without the columns that no row has; `columns` says of each whether it is flush right."""
-    filled = [any(row[place] for row in rows) for place in range(len(columns))]
+def build_filled_table(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
+    """Build a table without empty columns; `columns`: names, and whether each is aligned right."""
+    filled = [any(row[index] for row in rows) for index in range(len(columns))]
     names, numeric = list(compress(columns, filled)), list(compress(columns.values(), filled))
     return Table(names, [list(compress(row, filled)) for row in rows], numeric=numeric)
 
 
-def keyed_table(
+def build_sortable_table(
     columns: Mapping[str, bool], cells: Sequence[Sequence[tuple[str, float | str]]], caption: str = ""
 ) -> Table:
-    """Return a table that sorts: each cell is its text and what it is sorted by; `columns` as for keep_filled."""
+    """Build a sortable table of cells (text, sort key); `columns`: names, and whether each is aligned right."""
     rows = [[text for text, _ in row] for row in cells]
     keys = [[key for _, key in row] for row in cells]
     return Table(list(columns), rows, caption, sortable=True, numeric=list(columns.values()), keys=keys)
 
 
-def sweep_table(sweep: Sweep, links: Sequence[str | None] = (), *, full: bool = False) -> Table:
-    """One row for each point: its values and its numbers; columns that no point has are absent. `full`: its order."""
+def build_sweep_table(sweep: Sweep, links: Sequence[str | None] = (), *, full: bool = False) -> Table:
+    """Build a table with a row per point, without empty columns; `full` adds the order of execution."""
     cells = [describe_point(sweep, row) for row in sweep.rows]
     columns = [name for name in cells[0] if any(line[name][0] for line in cells)]
     keys = [sweep.key] if sweep.curve_key is None else [sweep.key, sweep.curve_key]
-    order = ["run as no."] if full else []
+    order = ["order"] if full else []
     rows = []
     for row, line in zip(sweep.rows, cells, strict=True):
         own = [row.value, row.curve][: len(keys)] + ([row.order] if full else [])
         texts = [(format_setting(value), value if is_numeric([value]) else format_setting(value)) for value in own]
         rows.append([*texts, *(line[name] for name in columns)])
     heads = dict.fromkeys([*map(name_key, keys), *order], True) | {name: name != "note" for name in columns}
-    return replace(keyed_table(heads, rows), links=links)
+    return replace(build_sortable_table(heads, rows), links=links)
 
 
 def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, tuple[str, float | str]]:
@@ -83,7 +83,7 @@ def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, tuple[str, float | 
         cells |= {name: _cell(row.cores_percent.get(name), "{:.1f} %".format) for name in PIPES}
     if row.status != "ok":
         state = STATES[row.status]
-        # A message of the child's may begin with the same words
+        # The child's message may begin with the same words
         why = row.note.removeprefix(state).lstrip(": ")
         notes = [f"{state}: {why}" if why else state]
     else:
@@ -103,10 +103,10 @@ def is_knee(sweep: Sweep, row: SweepRow) -> bool:
     return any(find_knee_row(sweep, knee) is row for knee in sweep.knees)
 
 
-def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Table:
-    """One line for each row that compares runs with runs.
+def build_comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Table:
+    """Build a table of comparisons of runs with runs.
 
-    `full` adds what the terminal shows in notes: what the interval covers, the noise floor, a figure's source.
+    `full` adds what the terminal shows in notes: what the interval covers, the noise floor, the sources.
     """
     more = ["interval covers", "noise floor"] if full else []
     cells = []
@@ -118,18 +118,18 @@ def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Ta
         p_value = "" if row.p_holm is None else "< 0.001" if row.p_holm < 0.001 else f"{row.p_holm:.3f}"
         added = [row.ci_covers, "" if row.noise_floor is None else units.format_percent(row.noise_floor)]
         cells.append([row.label, *sides, format_row_ratio(row), p_value, *added[: len(more)], row.outcome])
-    return keep_filled(dict.fromkeys(["", "A", "B", "A / B", "p (Holm)", *more, "outcome"], False), cells)
+    return build_filled_table(dict.fromkeys(["", "A", "B", "A / B", "p (Holm)", *more, "outcome"], False), cells)
 
 
-def share_table(rows: Sequence[ComparisonRow]) -> Table:
+def build_published_table(rows: Sequence[ComparisonRow]) -> Table:
     ranked = sorted(rows, key=lambda row: -row.b.images_per_second)
     rates = [[units.format_rate(side.images_per_second) for side in (row.b, row.a)] for row in ranked]
     cells = [[row.label, *both, describe_share(row)] for row, both in zip(ranked, rates, strict=True)]
-    return Table(["images/s a device", "published", "A", "A / published"], cells, numeric=[False, True, True, True])
+    return Table(["images/s per device", "published", "A", "A / published"], cells, numeric=[False, True, True, True])
 
 
 def list_comparison_notes(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return what intervals cover, noise floors, sources and differences; rows are named where not all have a note."""
+    """List what intervals cover, noise floors, sources and differences; notes that not all rows share name theirs."""
     notes: dict[str, list[str]] = {}
     for row in rows:
         floor = [] if row.noise_floor is None else [f"noise floor {units.format_percent(row.noise_floor)}"]
@@ -145,8 +145,8 @@ def format_row_ratio(row: ComparisonRow) -> str:
     return f"{units.format_ratio(row.ratio)} ({interval})"
 
 
-def thread_table(feeding: DataBenchResult) -> Table:
-    one = next((point.images_per_second for point in feeding.points if point.threads == 1), None)
+def build_thread_table(bench: DataBenchResult) -> Table:
+    one = next((point.images_per_second for point in bench.points if point.threads == 1), None)
     rows = [
         [
             f"{point.threads:,}",
@@ -156,26 +156,26 @@ def thread_table(feeding: DataBenchResult) -> Table:
             units.format_rate(point.images_per_second_per_core),
             "" if one is None else units.format_percent(point.images_per_second / (one * point.threads), 0),
         ]
-        for point in feeding.points
+        for point in bench.points
     ]
-    columns = ("threads", "images/s", "95 % interval", "busy CPUs", "images/s a core", "of the ideal")
-    return keep_filled(dict.fromkeys(columns, True), rows)
+    columns = ("threads", "images/s", "95 % interval", "busy CPUs", "images/s per core", "of linear")
+    return build_filled_table(dict.fromkeys(columns, True), rows)
 
 
-def stage_table(feeding: DataBenchResult) -> Table:
+def build_stage_table(bench: DataBenchResult) -> Table:
     rows = [
         [stage.name, format_microseconds(stage.seconds_per_image), units.format_percent(stage.share)]
-        for stage in feeding.stages
+        for stage in bench.stages
     ]
-    total = format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
-    columns = ("stage", "µs an image", "share")
+    total = format_microseconds(sum(stage.seconds_per_image for stage in bench.stages))
+    columns = ("stage", "µs per image", "share")
     return Table(columns, [*rows, ["all", total, units.format_percent(1)]], numeric=(False, True, True))
 
 
-def evaluation_table(quality: Quality) -> Table:
-    shown = training.thin_history(quality, MOST_EVALUATIONS)
-    # Those of the first, in its order, so that the one that counts is not lost among many
-    metrics = list(dict.fromkeys([quality.metric, *(name for found in shown for name in found.metrics)]))[:MOST_METRICS]
+def build_evaluation_table(quality: Quality) -> Table:
+    shown = training.thin_history(quality, MAX_EVALUATIONS)
+    # The target's metric first, so that it is never among those cut off
+    metrics = list(dict.fromkeys([quality.metric, *(name for found in shown for name in found.metrics)]))[:MAX_METRICS]
     best, reached = training.find_best(quality), training.find_reached(quality)
     notes = {quality.history[at].step: note for at, note in ((best, "best"), (reached, "target")) if at is not None}
     if best is not None and best == reached:
@@ -197,24 +197,24 @@ def evaluation_table(quality: Quality) -> Table:
         ]
         for found in shown
     ]
-    heads = ["epochs", "steps", *map(training.name_metric, metrics), "run's clock", "evaluation", "images", ""]
-    left_out = len(quality.history) - len(shown)
-    caption = f"{units.format_count(left_out, 'evaluation')} between these left out." if left_out else ""
+    heads = ["epochs", "steps", *map(training.name_metric, metrics), "elapsed", "evaluation", "images", ""]
+    hidden = len(quality.history) - len(shown)
+    caption = f"{units.format_count(hidden, 'more evaluation')} not shown." if hidden else ""
     return Table(heads, rows, caption=caption, numeric=[True] * (len(heads) - 1) + [False])
 
 
-def training_table(
+def build_training_table(
     repeated: Repeated,
     quality: Quality | None,
     results: Sequence[Result | None] = (),
     links: Sequence[str | None] = (),
     caption: str = "",
 ) -> Table:
-    """A row for each run of train --runs, with the address of its page; what is not known is empty."""
+    """Build a table with a row per run of train --runs, linked to its page; unknown cells are empty."""
     rows = []
     for run, result in zip(repeated.runs, results or [None] * len(repeated.runs), strict=True):
         notes = ["dropped"] if repeated.score_seconds is not None and not run.counted else []
-        notes += [f"in {run.starts} starts"] if run.starts > 1 else []
+        notes += [f"{run.starts} starts"] if run.starts > 1 else []
         value = ""
         if quality and run.value is not None:
             value = training.format_metric(quality.metric, run.value, quality.target)
@@ -227,12 +227,12 @@ def training_table(
         rows.append([f"seed {run.seed}", *cells, run.status.replace("_", " "), ", ".join(notes)])
     best = f"{training.name_metric(quality.metric)}, best" if quality else "best"
     numeric = dict.fromkeys(("epochs", "time to target", best, "images/s"), True)
-    table = keep_filled({"run": False, **numeric, "status": False, "": False}, rows)
+    table = build_filled_table({"run": False, **numeric, "status": False, "": False}, rows)
     return replace(table, caption=caption, links=links)
 
 
-def quality_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> Table:
-    numeric = [any(is_number(row[place]) for row in rows) for place in range(len(columns))]
+def build_quality_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> Table:
+    numeric = [any(is_number(row[index]) for row in rows) for index in range(len(columns))]
     return Table(columns, format_rows(rows), caption=caption, numeric=numeric)
 
 
@@ -241,7 +241,7 @@ def is_number(cell: Cell) -> bool:
 
 
 def format_rows(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
-    """Return 0.231, or 1,204 in a column of whole numbers, or the text; nothing for what was not measured."""
+    """Format cells as 0.231, as 1,204 in a column of whole numbers, or as text; None is empty."""
     columns = []
     for column in zip(*rows, strict=True):
         whole = all(float(cell).is_integer() for cell in column if isinstance(cell, float | int))

@@ -1,4 +1,4 @@
-"""Telemetry samples and their file, telemetry-<host>-<device>.csv: written line by line, read back, summed up."""
+"""Telemetry samples and their file, telemetry-<host>-<device>.csv: format, read and summarise them."""
 
 import itertools
 import math
@@ -11,14 +11,14 @@ from typing import Any
 
 from trainstone.errors import ResultError
 
-# Reasons that mean the device was hindered. A power cap is not one: big GPUs at work always run into theirs.
-HINDRANCES = frozenset({"thermal", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
-HINDERED_PERCENT = 1.0  # of the samples; a single one may be an accident
+# Throttle reasons that count. A power cap does not: large GPUs always reach theirs under load.
+THROTTLE_REASONS = frozenset({"thermal", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
+THROTTLED_PERCENT = 1.0  # of the samples; a single one may be a glitch
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at a device. The energy counter only grows; throttle is "none" or reasons joined by |."""
+    """One reading of a device's sensors. The energy counter only grows; throttle is "none" or reasons joined by |."""
 
     clock_mhz: float | None = None
     mem_clock_mhz: float | None = None
@@ -47,7 +47,7 @@ def format_sample(sample: TelemetrySample) -> str:
 
 
 def iterate_samples(path: Path) -> Iterator[TelemetrySample]:
-    """Read a telemetry file line by line; a line that a kill or a full disk tore is dropped."""
+    """Read a telemetry file line by line; a line truncated by a kill or a full disk is dropped."""
     try:
         with path.open("rb") as file:
             first = file.readline()
@@ -69,10 +69,10 @@ def read_samples(path: Path) -> list[TelemetrySample]:
 def summarise(
     samples: Sequence[TelemetrySample], from_seconds: float, to_seconds: float, meter: str | None = None
 ) -> dict[str, Any]:
-    """Sum up the steady window: medians, and energy only from a counter, whose name is `meter`.
+    """Summarise the steady window: medians, and energy only from an energy counter, whose name is `meter`.
 
-    `joules` and `average_watts` belong to the `energy_seconds` of the window that samples cover; between them
-    the counter is taken as a straight line. `power_watts` is the median of single readings: never an energy.
+    `joules` and `average_watts` cover the `energy_seconds` of the window that has samples; the counter is interpolated
+    linearly between them. `power_watts` is the median of single readings and is never used as energy.
     """
     inside = [sample for sample in samples if from_seconds <= sample.time_seconds <= to_seconds]
     summary: dict[str, Any] = {"num_samples": len(inside)}
@@ -89,26 +89,26 @@ def summarise(
     reasons = [sample.throttle.split("|") for sample in inside if sample.throttle]
     counts = Counter(name for names in reasons for name in names if name != "none").most_common()
     summary["throttle_percent"] = {name: 100 * count / len(reasons) for name, count in counts} if reasons else None
-    hindered = sum(not HINDRANCES.isdisjoint(names) for names in reasons)
-    summary["throttled"] = 100 * hindered / len(reasons) >= HINDERED_PERCENT if reasons else None
+    throttled = sum(not THROTTLE_REASONS.isdisjoint(names) for names in reasons)
+    summary["throttled"] = 100 * throttled / len(reasons) >= THROTTLED_PERCENT if reasons else None
     return summary
 
 
 def _count_energy(
     samples: Sequence[TelemetrySample], from_seconds: float, to_seconds: float
 ) -> tuple[float, float] | None:
-    """Return (joules, seconds they were counted over) in the window, or None without a counter that grows."""
+    """Return (joules, seconds measured) in the window, or None without a growing counter."""
     counter = [(s.time_seconds, s.energy_joules) for s in samples if s.energy_joules is not None]
     joules = seconds = 0.0
     for (time_a, energy_a), (time_b, energy_b) in itertools.pairwise(counter):
         covered = min(time_b, to_seconds) - max(time_a, from_seconds)
         if covered <= 0:
             continue
-        if energy_b < energy_a:  # reset: what was used in between is not known
+        if energy_b < energy_a:  # reset: the energy in between is unknown
             return None
         joules += (energy_b - energy_a) * covered / (time_b - time_a)
         seconds += covered
-    return (joules, seconds) if joules > 0 else None  # a counter that stands still measures nothing
+    return (joules, seconds) if joules > 0 else None  # a counter that does not grow measures nothing
 
 
 def _format_cell(value: float | str | None) -> str:
@@ -126,7 +126,7 @@ def _parse(line: str) -> TelemetrySample | None:
         values: dict[str, Any] = {name: float(cell) for name, cell in zip(NAMES, cells[2:-1], strict=False) if cell}
     except ValueError:
         return None
-    # A sum is finite only if all its parts are; parts so large that they overflow are no measurements either.
+    # A sum is finite only if all its parts are; parts that overflow are not measurements either.
     if not math.isfinite(sum(values.values(), time_seconds)):
         return None
     if "mem_used_bytes" in values:

@@ -1,4 +1,4 @@
-"""What a training run learned, in words and numbers: its verdict, where its time went, its evaluations. Pure."""
+"""Describe a training run: its quality, where its time went, its evaluations. Pure."""
 
 from trainstone.results.findings import check_throughput
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
@@ -12,11 +12,11 @@ METRIC_NAMES = {
     **{f"recall_{most}": f"recall@{most}" for most in (1, 10, 100)},
     **{f"recall_{size}": f"recall {size}" for size in ("small", "medium", "large")},
 }
-SHARES = ("top1", "top5")  # metrics that are a share of the images and are told in percent
-DRAWN_TOGETHER = (SHARES, ("map", "map50"))  # metrics on one scale, that say more beside each other
-MESSAGE = ("top1", "top5", "map", "map50", "map75")  # metrics that a sentence has room for
-LEAST_SHARE = 0.005  # parts of the time below it are not told in a sentence
-MOST_DIGITS = 4
+SHARES = ("top1", "top5")  # metrics shown in percent: shares of the images
+DRAWN_TOGETHER = (SHARES, ("map", "map50"))  # metrics on one scale, drawn in one chart
+SENTENCE_METRICS = ("top1", "top5", "map", "map50", "map75")  # metrics that a sentence names
+MIN_SHARE = 0.005  # smaller parts of the time are not named in a sentence
+MAX_DIGITS = 4
 
 
 def name_metric(metric: str) -> str:
@@ -24,9 +24,9 @@ def name_metric(metric: str) -> str:
 
 
 def format_metric(metric: str, value: float, target: float | None = None) -> str:
-    """Return 92.4 %, or 0.231 where the metric is no share; never rounded to the other side of the target."""
+    """Format 92.4 % for a share, 0.231 for other metrics; never rounded across the target."""
     scale, digits, unit = (100, 1, " %") if metric in SHARES else (1, 3, "")
-    while target is not None and digits < MOST_DIGITS:
+    while target is not None and digits < MAX_DIGITS:
         if (round(scale * value, digits) >= scale * target) == (value >= target):
             break
         digits += 1
@@ -51,9 +51,9 @@ def format_epoch(epoch: float) -> str:
 
 
 def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
-    """Return training, data wait, evaluation, checkpoints and the rest in seconds; none is negative.
+    """Return the seconds of training, data wait, evaluation, checkpoints and the rest; none is negative.
 
-    They sum up to the total, or to more where the parts themselves are more.
+    They sum to the total, or to more if the measured parts exceed it.
     """
     steps, waiting = phases.train_seconds or 0.0, phases.data_wait_seconds or 0.0
     parts = {
@@ -66,8 +66,8 @@ def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
 
 
 def check_speed(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
-    """Doubts about the speed: beside the point of a training, which is no measurement of it."""
-    hint = "trainstone bench RUN/config.toml measures the speed by itself"
+    """Return findings about the speed as info: training is not meant to measure it."""
+    hint = "measure the speed: trainstone bench RUN/config.toml"
     warnings = check_throughput(throughput, steps)
     return [warning.model_copy(update={"severity": "info", "hint": hint}) for warning in warnings]
 
@@ -78,7 +78,7 @@ def scale_throughput(one: Throughput, ranks: int) -> Throughput:
 
 
 def total_time(quality: Quality, phases: Phases) -> float:
-    """Return the time to the target; without one, the run's clock at the last evaluation, or what is known beyond."""
+    """Return the time to the target; without one, the elapsed time at the last evaluation, or the sum of all parts."""
     if quality.seconds_to_target is not None:
         return quality.seconds_to_target
     last = quality.history[-1].seconds if quality.history else 0.0
@@ -91,7 +91,7 @@ def describe_split(phases: Phases, total_seconds: float) -> str:
     if total <= 0:
         return ""
     shares = {name: seconds / total for name, seconds in parts.items()}
-    return ", ".join(f"{name} {format_percent(share, 0)}" for name, share in shares.items() if share >= LEAST_SHARE)
+    return ", ".join(f"{name} {format_percent(share, 0)}" for name, share in shares.items() if share >= MIN_SHARE)
 
 
 def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
@@ -113,7 +113,7 @@ def is_complete(repeated: Repeated) -> bool:
 
 
 def find_best(quality: Quality) -> int | None:
-    """Return the place of the best evaluation, the first of equal ones; None without any."""
+    """Return the index of the best evaluation, the first of equal ones; None without any."""
     values = [found.metrics.get(quality.metric) for found in quality.history]
     known = [value for value in values if value is not None]
     return values.index(max(known)) if known else None
@@ -123,10 +123,10 @@ def find_reached(quality: Quality) -> int | None:
     if quality.target is None:
         return None
     values = (found.metrics.get(quality.metric) for found in quality.history)
-    return next((place for place, value in enumerate(values) if value is not None and value >= quality.target), None)
+    return next((index for index, value in enumerate(values) if value is not None and value >= quality.target), None)
 
 
 def thin_history(quality: Quality, most: int) -> list[Evaluation]:
-    """Return at most so many evaluations, evenly chosen; the first, best, last and the one at the target stay."""
-    marked = [place for place in (find_best(quality), find_reached(quality)) if place is not None]
-    return [quality.history[place] for place in choose_evenly(len(quality.history), most, marked)]
+    """Return at most `most` evaluations, evenly spaced, with the first, best, last and the one at the target."""
+    marked = [index for index in (find_best(quality), find_reached(quality)) if index is not None]
+    return [quality.history[index] for index in choose_evenly(len(quality.history), most, marked)]

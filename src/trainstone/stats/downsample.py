@@ -1,4 +1,4 @@
-"""Sample long series down to some thousand points."""
+"""Downsample long series to about a thousand points."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,21 +8,21 @@ from trainstone.stats.series import Array
 
 
 def choose_evenly(count: int, most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Return at most so many places out of `count`, evenly spread; the first, the last and `keep` are among them."""
+    """Return at most `most` evenly spaced indices below `count`, with the first, the last and those in `keep`."""
     if count <= most:
         return list(range(count))
     wanted = {0, count - 1, *keep}
-    room = most - len(wanted)
-    return sorted(wanted | {round(place * (count - 1) / (room + 1)) for place in range(1, room + 1)})
+    free = most - len(wanted)
+    return sorted(wanted | {round(index * (count - 1) / (free + 1)) for index in range(1, free + 1)})
 
 
 def downsample(
     blocks: Iterable[Mapping[str, Array]], num_buckets: int, combine: Mapping[str, np.ufunc]
 ) -> tuple[int, dict[str, Array]]:
-    """Merge equally many neighbouring rows until at most 2 x num_buckets are left, so that memory stays bounded.
+    """Merge neighbouring rows into at most 2 x num_buckets buckets of equal size, with bounded memory.
 
-    `combine` says how the values of a column are merged; of others a bucket keeps its first. Returns how many rows
-    there were, and the columns of the buckets, with "row" (the first of each) and "count".
+    `combine`: column -> how its values are merged; of other columns a bucket keeps the first value. Returns the number
+    of rows, and the columns of the buckets, with "row" (first row of each) and "count".
     """
     num_rows, width, kept = 0, 1, dict[str, Array]()
     for block in blocks:

@@ -1,7 +1,7 @@
-"""How many times as fast: the ratio of two sides with its interval and p-value, and when a difference may be claimed.
+"""Estimate the speed ratio of two sides, with interval and p-value, and decide whether a difference is claimed.
 
-Pure. All is done on logarithms: a ratio and its inverse then get the same answer, and differences are shares.
-How often it is wrong and how much it finds was simulated: docs/comparing.md, tests/unit/results/test_ratio.py.
+Pure. Computed on logarithms, so that a ratio and its inverse are treated alike. False claims and power were simulated:
+docs/explanation/comparing.md, tests/unit/stats/test_ratio.py.
 """
 
 import math
@@ -24,7 +24,7 @@ RatioOutcome = Literal["faster", "slower", "no difference shown", "not assessed"
 
 
 class MeasuredRate(Protocol):
-    """What is compared, wherever it was measured."""
+    """A measured speed with its interval."""
 
     @property
     def images_per_second(self) -> float: ...
@@ -35,7 +35,7 @@ class MeasuredRate(Protocol):
 
 
 NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
-"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines. The
+"""Smaller differences are never claimed, however narrow the interval, which does not cover changes between runs. The
 noisiest run sets the floor.
 
 `doctor --aa` on a shared virtual machine with two cores, grade B, found a floor of 1.7 % in 60 s; A is what the rule
@@ -43,10 +43,10 @@ for stopping a run aims at (half-width 1 %); C is SuperBench's rule for a defect
 """
 LEVEL = 0.05
 ORDER = "ABBA"
-MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
+MIN_ROUNDS = 6  # with fewer rounds no interval: one disturbed round would weigh a fifth or more, and t exceed 2.7
 OUTER, INNER = [0, 3], [1, 2]
-# The fewest degrees of freedom that an interval within a run can have (stats._t_factor). A p-value far from 0.05 is
-# read off that interval with these tails, the heaviest it can have.
+# The fewest degrees of freedom of an interval within a run (throughput._t_factor). The p-value is derived from that
+# interval with these tails, the heaviest possible.
 _WITHIN_DF = math.floor(1.5 * (MIN_BLOCKS - 1))
 
 
@@ -55,19 +55,19 @@ class Estimate:
     ratio: float
     ci95: tuple[float, float] | None
     ci_covers: str
-    p_value: float | None  # two-sided, of the ratio being 1; below 0.05 exactly if the interval excludes 1
+    p_value: float | None  # two-sided, for a ratio of 1; below 0.05 exactly if the interval excludes 1
 
 
 def estimate_ratio(a: Sequence[MeasuredRate], b: Sequence[MeasuredRate]) -> Estimate:
-    """Compare the runs of two sides; what the interval covers depends on how many there are.
+    """Compare the runs of two sides; what the interval covers depends on the number of runs.
 
-    Of several with several: Welch's t with the degrees of freedom of Satterthwaite; the sides may scatter differently.
-    They are estimated, and too high where the spread of a few runs came out small against that of many: 2 and 10 of
-    the same were told apart in 10 % of simulations. With n runs on the shorter side, n - 1 are always few enough
-    (Mickey & Brown 1966), but then 2 and 5 find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way
-    to the 2 (n - 1) of two sides of n: at most 5.4 % with a noise floor of 2 % (docs/comparing.md).
+    Several with several: Welch's t with Satterthwaite's degrees of freedom, since the sides may vary differently.
+    That estimate is too high if the spread of a few runs happens to be small compared with that of many: 2 and 10 equal
+    runs were called different in 10 % of simulations. With n runs on the smaller side, n - 1 is always safe (Mickey &
+    Brown 1966), but then 2 and 5 runs find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way to the
+    2 (n - 1) of two sides of n: at most 5.4 % false claims with a noise floor of 2 % (docs/explanation/comparing.md).
 
-    Of one with several: is it out of line with them (Crawford & Howell 1998)? Their spread is taken for its own, too.
+    One with several: is it outside their distribution (Crawford & Howell 1998)? It is assumed to have their spread.
     """
     if len(a) == len(b) == 1:
         return _within_runs(a[0], b[0])
@@ -76,7 +76,7 @@ def estimate_ratio(a: Sequence[MeasuredRate], b: Sequence[MeasuredRate]) -> Esti
     if len(a) == 1 or len(b) == 1:
         several, where = (logs[0], "A") if len(a) > 1 else (logs[1], "B")
         error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
-        covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
+        covers = f"between runs; the spread of the {len(several)} runs of {where} is assumed for the single run"
         return from_error(difference, error, len(several) - 1, covers)
     parts = [statistics.stdev(side) ** 2 / len(side) for side in logs]
     variance = sum(parts)
@@ -88,29 +88,29 @@ def estimate_ratio(a: Sequence[MeasuredRate], b: Sequence[MeasuredRate]) -> Esti
 
 
 def estimate_share(runs: Sequence[MeasuredRate], published: float, *, per: int = 1) -> Estimate:
-    """Return runs / per as a share of a figure without spread: the interval is the runs' own, p-value there is none."""
+    """Return runs / per as a share of a published figure; only the runs have an interval, without p-value."""
     centre = statistics.fmean(_logs(runs)) - math.log(per * published)
     if len(runs) > 1:
         error = statistics.stdev(_logs(runs)) / math.sqrt(len(runs))
-        covers = "between the runs; the published figure has none"
+        covers = "between runs; the published figure has none"
         return replace(from_error(centre, error, len(runs) - 1, covers), p_value=None)
     (run,) = runs
     if run.ci95 is None:
         return Estimate(math.exp(centre), None, printable(run.ci_covers), None)
     low, high = (end / per / published for end in run.ci95)
-    return Estimate(math.exp(centre), (low, high), "the run's own; the published figure has none", None)
+    return Estimate(math.exp(centre), (low, high), "of the run; the published figure has none", None)
 
 
 def from_error(difference: float, error: float, df: float, covers: str) -> Estimate:
-    """Make Student's interval and p-value from a difference of logarithms and its standard error."""
+    """Compute Student's interval and p-value from a difference of logarithms and its standard error."""
     quantile = student_t_quantile(0.975, df)
-    reach = quantile * error
-    ends = math.exp(difference - reach), math.exp(difference + reach)
-    return Estimate(math.exp(difference), ends, covers, _p_value(abs(difference), reach, quantile, df))
+    half_width = quantile * error
+    ends = math.exp(difference - half_width), math.exp(difference + half_width)
+    return Estimate(math.exp(difference), ends, covers, _p_value(abs(difference), half_width, quantile, df))
 
 
 def correct_holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct for the number of p-values there are (Holm 1979); one that is not there stays so."""
+    """Correct p-values for their number (Holm 1979); None stays None."""
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
@@ -121,7 +121,7 @@ def correct_holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def assess(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> RatioOutcome:
-    """Claim a difference if the interval excludes 1, the corrected p-value agrees and it is more than noise."""
+    """Claim a difference if the interval excludes 1, the corrected p-value agrees and it exceeds the noise floor."""
     if ci95 is None or p_holm is None:
         return "not assessed"
     excludes_one = ci95[0] > 1 or ci95[1] < 1
@@ -131,12 +131,12 @@ def assess(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None,
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Return the mean that fits ratios: of 2 and 1/2 it is 1 (Hoefler & Belli 2015, rule 4)."""
+    """Return the geometric mean, the right one for ratios: of 2 and 1/2 it is 1 (Hoefler & Belli 2015, rule 4)."""
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
 def _within_runs(a: MeasuredRate, b: MeasuredRate) -> Estimate:
-    """Combine two intervals, each as lopsided as it is (MOVER, Zou & Donner 2008)."""
+    """Combine two intervals, which may be asymmetric (MOVER, Zou & Donner 2008)."""
     rates = a.images_per_second, b.images_per_second
     difference = math.log(rates[0]) - math.log(rates[1])
     if a.ci95 is None or b.ci95 is None:
@@ -147,18 +147,18 @@ def _within_runs(a: MeasuredRate, b: MeasuredRate) -> Estimate:
     above_a, above_b = (math.log(ci95[1] / rate) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
     low, high = math.hypot(below_a, above_b), math.hypot(above_a, below_b)
     ends = math.exp(difference - low), math.exp(difference + high)
-    reach = low if difference > 0 else high
-    p_value = _p_value(abs(difference), reach, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF)
+    half_width = low if difference > 0 else high
+    p_value = _p_value(abs(difference), half_width, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF)
     covered = {a.ci_covers, b.ci_covers}
     covers = "within each run" if covered == {"within this run"} else f"A: {a.ci_covers}; B: {b.ci_covers}"
     return Estimate(math.exp(difference), ends, printable(covers), p_value)
 
 
-def _p_value(distance: float, reach: float, quantile: float, df: float) -> float:
-    """Two-sided, of an interval that reaches so far towards 1."""
-    if reach <= 0:
+def _p_value(distance: float, half_width: float, quantile: float, df: float) -> float:
+    """Return the two-sided p-value of an interval with this half-width on the side of a ratio of 1."""
+    if half_width <= 0:
         return 1.0 if distance == 0 else 0.0
-    return min(1.0, 2 * student_t_tail(quantile * distance / reach, df))
+    return min(1.0, 2 * student_t_tail(quantile * distance / half_width, df))
 
 
 def _logs(runs: Sequence[MeasuredRate]) -> list[float]:
@@ -169,18 +169,18 @@ def _logs(runs: Sequence[MeasuredRate]) -> list[float]:
 class Paired(Estimate):
     noise_floor: float | None
     outcome: RatioOutcome
-    rates: dict[str, float]  # images a second of A and of B over these rounds
+    rates: dict[str, float]  # images/s of A and of B over these rounds
 
 
 def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
-    """Compare A with B: one row a round, four columns, the blocks A B B A.
+    """Compare A with B: a row per round, with the four blocks A B B A as columns.
 
-    The ratio is the geometric mean over rounds of images / time of both A blocks over the same of both B blocks, the
-    interval Student's t on the logarithms.
+    The ratio is the geometric mean over rounds of the rate of both A blocks / the rate of both B blocks; the interval
+    is Student's t on the logarithms.
 
-    The noise floor is the half-width of the same interval made of changes within an arm: half of A's change from its
-    first to its last block plus half of B's. Where blocks are independent that has the variance of a round's log ratio;
-    where the machine wanders it has more, since A's blocks lie three apart; and no difference of A and B is in it.
+    The noise floor is the half-width of the same interval for changes within a variant: half of A's change from its
+    first to its last block plus half of B's. With independent blocks it has the variance of a round's log ratio; with
+    a drifting machine it has more, since A's blocks are three apart. No difference of A and B enters it.
     """
     counts, times = (np.asarray(values, dtype=np.float64).reshape(-1, 4) for values in (images, seconds))
     rounds = len(times)

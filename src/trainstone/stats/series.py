@@ -1,4 +1,4 @@
-"""Series of step durations: checked, summed into bins, their autocorrelation."""
+"""Series of step durations: validation, binning, autocorrelation."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -6,17 +6,17 @@ from numpy.typing import ArrayLike, NDArray
 from trainstone.errors import ResultError
 
 Array = NDArray[np.float64]
-MAX_BINS = 10_000  # longer series are summed into bins first: the interval does not get better from more, only slower
+MAX_BINS = 10_000  # longer series are binned first: more points make the interval slower, not better
 
 
-def checked_seconds(step_seconds: ArrayLike) -> Array:
+def check_seconds(step_seconds: ArrayLike) -> Array:
     seconds = np.asarray(step_seconds, dtype=np.float64)
     if seconds.ndim != 1:
         raise ValueError(f"step durations must be a 1-D array, not {seconds.ndim}-D")
     valid = np.isfinite(seconds) & (seconds >= 0)
     if not valid.all():
         step = int(np.argmin(valid))
-        raise ResultError(f"step {step} took {seconds[step]} s; a duration is finite and not negative")
+        raise ResultError(f"invalid duration of step {step}: {seconds[step]} s; expected a finite value of at least 0")
     return seconds
 
 
@@ -29,10 +29,10 @@ def autocorrelation(x: ArrayLike, max_lag: int) -> Array:
     values = np.asarray(x, dtype=np.float64)
     max_lag = min(max_lag, values.size - 1)
     centred = values - values.mean()
-    size = 1 << int(values.size + max_lag).bit_length()  # room for the lags: the FFT must not wrap round
+    size = 1 << int(values.size + max_lag).bit_length()  # zero padding, so that the FFT does not wrap around
     spectrum = np.fft.rfft(centred, size)
     covariance: Array = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, size)[: max_lag + 1]
-    # Rounding in the mean alone gives a "variance" of this order; correlating that would be noise.
+    # Rounding of the mean alone gives a variance of this order; its autocorrelation is meaningless.
     if covariance[0] <= values.size * (1e-14 * float(np.abs(values).max())) ** 2:
         covariance[:] = 0.0
         covariance[0] = 1.0

@@ -1,4 +1,4 @@
-"""Student's t distribution: quantiles, tails, the reach of a mean's interval."""
+"""Student's t distribution without scipy: quantiles, tails, half-width of the interval of a mean."""
 
 import math
 from functools import lru_cache
@@ -8,11 +8,11 @@ from numpy.typing import ArrayLike
 
 from trainstone.stats.series import Array
 
-# Below this the tail is integrated itself: 1 less the distribution would be rounding.
+# Smaller tails are integrated directly: 1 minus the distribution would be rounding error.
 _SMALL_TAIL = 5e-4
 
 
-def student_t_reach(values: ArrayLike) -> float:
+def student_t_half_width(values: ArrayLike) -> float:
     """Return the half-width of Student's 95 % interval of the mean of at least two independent values."""
     sample = np.asarray(values, dtype=np.float64)
     return student_t_quantile(0.975, sample.size - 1) * float(sample.std(ddof=1)) / math.sqrt(sample.size)
@@ -20,9 +20,9 @@ def student_t_reach(values: ArrayLike) -> float:
 
 @lru_cache(maxsize=4096)
 def student_t_quantile(p: float, df: float) -> float:
-    """Invert Student's t distribution for 0 < p < 1 and df >= 1, to about 1e-9 relative.
+    """Return the quantile of Student's t distribution for 0 < p < 1 and df >= 1, to about 1e-9 relative.
 
-    The integrand falls, so the integral is concave and Newton's steps from a = 0 stay left of the root: no overshoot.
+    The integrand decreases, so the integral is concave and Newton's method from 0 never overshoots.
     """
     if p < 0.5:
         return -student_t_quantile(1.0 - p, df)
@@ -37,10 +37,10 @@ def student_t_quantile(p: float, df: float) -> float:
 
 
 def student_t_tail(t: float, df: float) -> float:
-    """Return P(T > t) for t >= 0 and df >= 1, small ones too: half of a two-sided p-value."""
+    """Return P(T > t) for t >= 0 and df >= 1, accurate for small tails: half of a two-sided p-value."""
     angle = math.atan2(t, math.sqrt(df))
     scale = _scale(df)
-    # Where the integrand is 1e-18 of its largest value it is over; further out the nodes would miss what counts.
+    # Stop where the integrand is 1e-18 of its maximum: on a longer range the nodes would miss the peak.
     end = math.acos(10 ** (-18 / (df - 1))) if df > 1 else math.pi / 2
     tail = 0.5 - scale * _integrate(0.0, min(angle, end), df)
     if tail > _SMALL_TAIL:
@@ -55,7 +55,7 @@ def _integrate(low: float, high: float, df: float) -> float:
 
 
 def _scale(df: float) -> float:
-    """Return C, the ratio of two gamma functions; large ones by their series: a difference of logs is noise."""
+    """Return C, the ratio of two gamma functions; for large df by series, since a difference of logs loses digits."""
     if df > 1e4:
         return math.sqrt(df / 2) * (1 - 1 / (4 * df) + 1 / (32 * df**2)) / math.sqrt(math.pi)
     return math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)

@@ -1,9 +1,7 @@
-"""Numbers from step durations: the steady window, throughput with its interval, when to stop, spread, outliers.
+"""Throughput and its confidence interval from step durations, the stop rule, spread and noise floor.
 
-Pure: no files, no clock, no torch. Durations are seconds in a 1-D array, first step first, and all of them count.
-Student's t distribution is here, too: that saves a dependency on scipy. Warm-up is detected, never a fixed count. A run
-that never settles is not refused: the window is then the best guess, and the trend says what went on (throttling: the
-steps get slower).
+Pure: no files, no clock, no torch. Durations are seconds in a 1-D array, in order; all of them count. The steady window
+comes from steady_state.py.
 """
 
 import math
@@ -14,17 +12,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainstone.errors import ResultError
-from trainstone.stats.series import MAX_BINS, Array, autocorrelation, checked_seconds, sum_bins
-from trainstone.stats.student_t import student_t_quantile, student_t_reach
+from trainstone.stats.series import MAX_BINS, Array, autocorrelation, check_seconds, sum_bins
+from trainstone.stats.student_t import student_t_half_width, student_t_quantile
 from trainstone.units import format_count
 
 MIN_STEADY_STEPS = 50
-"""Below this no interval: with 17 steps and blocks of 10 a nominal 95 % covered 40 to 60 % in simulation."""
+"""With fewer steps no interval: with 17 steps and blocks of 10 a nominal 95 % covered 40 to 60 % in simulation."""
 MIN_BLOCKS = 8  # with fewer blocks the long-run variance is a guess (Schmeiser 1982 advises 10 to 30 batches)
 TARGET_HALF_WIDTH = 0.01
 
 _NUM_RESAMPLES = 2000
-_SEED = 20040101  # fixed, so that the same steps always give the same interval
+_SEED = 20040101  # fixed: the same steps always give the same interval
 _Z975 = 1.959963984540054
 
 
@@ -33,12 +31,12 @@ class ThroughputEstimate:
     images_per_second: float
     ci95: tuple[float, float] | None
     ci_covers: str  # "within this run", "between runs" or "not established: <why>"
-    num_steps: int  # steps averaged; runs averaged when the interval is between runs
+    num_steps: int  # number of steps, or of runs if the interval is between runs
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """What an A/A test says about comparing on this machine; all are fractions (0.01 = 1 %)."""
+    """Result of an A/A test on this machine; all values are fractions (0.01 = 1 %)."""
 
     mean_difference: float
     ci95: tuple[float, float] | None
@@ -48,12 +46,12 @@ class NoiseFloor:
 
 
 def _choose_block_length(x: Array) -> int:
-    """Pick the bootstrap's block length from the autocorrelation, but at least sqrt(n).
+    """Choose the bootstrap's block length from the autocorrelation, but at least sqrt(n).
 
-    The automatic choice is Politis & White 2004 as corrected by Patton, Politis & White 2009. Alone it misses
-    slow noise buried in fast noise, where no single lag looks significant: simulated at n = 200 (white noise
-    plus AR 0.95 of half its size) the interval covered 64 %, with the floor 79 %. The floor widens the
-    interval of white noise by 3 to 10 %.
+    The automatic choice is Politis & White 2004 as corrected by Patton, Politis & White 2009. It misses slow noise
+    hidden in fast noise, where no single lag is significant: simulated with n = 200 (white noise plus AR 0.95 of half
+    its size) the interval covered 64 %, with the minimum of sqrt(n) 79 %. The minimum widens the interval of white
+    noise by 3 to 10 %.
     """
     n = x.size
     run = max(5, math.ceil(math.sqrt(math.log10(n))))
@@ -69,7 +67,7 @@ def _choose_block_length(x: Array) -> int:
     slope = 2 * float(lags @ weighted)
     automatic = min(math.cbrt(1.5 * slope**2 / spectral**2 * n), 3 * math.sqrt(n), n / 3)
     if slope < 0:
-        # Blocks shorter than the optimum then make the interval too wide, not too narrow: safe to shorten.
+        # Blocks shorter than the optimum then widen the interval, which is safe.
         automatic = min(automatic, n // MIN_BLOCKS)
     return max(1, math.ceil(max(automatic, min(math.sqrt(n), float(n // MIN_BLOCKS)))))
 
@@ -78,7 +76,7 @@ def _block_variance(x: Array, length: int) -> float:
     """Return the long-run variance from all overlapping blocks (Meketon & Schmeiser 1984)."""
     sums = np.concatenate(([0.0], np.cumsum(x)))
     blocks = sums[length:] - sums[:-length]
-    # A block deviates from the mean of a series it is part of: too little by (n - b) / n.
+    # A block is part of the series whose mean it is compared with, so its deviation is too small by (n - b) / n.
     return float(blocks @ blocks) / blocks.size / length * x.size / (x.size - length)
 
 
@@ -86,7 +84,7 @@ def _standard_error(residual: Array, length: int) -> float:
     """Return the standard error of the mean of a centred series from blocks of `length`.
 
     Blocks lose correlation across their edges, so the variance is too small by a term in 1 / length;
-    extrapolating from length / 2 and length removes it ("lugsail", Vats & Flegal 2022). It may only widen.
+    extrapolating from length / 2 and length removes it ("lugsail", Vats & Flegal 2022). It only widens.
     """
     variance = _block_variance(residual, length)
     half = length // 2
@@ -101,13 +99,13 @@ def _t_factor(n: int, length: int) -> float:
     return student_t_quantile(0.975, max(1, math.floor(1.5 * (n / length - 1))))
 
 
-def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> ThroughputEstimate:
+def estimate_within_run(step_seconds: ArrayLike, images: ArrayLike) -> ThroughputEstimate:
     """Return images over time of a run's steady window, with a 95 % interval that allows for autocorrelation.
 
     The bootstrap gives the shape (skew); the scale is the block standard error with Student's t, because with
-    8 to 30 blocks the plain percentile interval is too narrow. Simulated coverage: test_stats.py.
+    8 to 30 blocks the plain percentile interval is too narrow. Simulated coverage: tests/unit/stats/test_throughput.py.
     """
-    seconds = checked_seconds(step_seconds)
+    seconds = check_seconds(step_seconds)
     counts = np.broadcast_to(np.asarray(images, dtype=np.float64), seconds.shape)
     num_steps, total_seconds, total_images = seconds.size, float(seconds.sum()), float(counts.sum())
     if num_steps == 0 or total_seconds <= 0 or not counts.min() > 0:
@@ -122,33 +120,33 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> ThroughputE
     residual = seconds / seconds.mean() - counts / counts.mean()  # linearised log of seconds per image
     length = _choose_block_length(residual)
     if n < MIN_BLOCKS * length:
-        why = f"not established: the steps depend on each other over {length * size} steps, which leaves"
+        why = f"not established: step times are correlated over {length * size} steps, which leaves"
         why += f" {n // length} independent blocks, {MIN_BLOCKS} needed"
         return ThroughputEstimate(rate, None, why, num_steps)
-    # Log of seconds per image, relative to what was measured, by moving blocks. The series is closed to a ring
-    # (Politis & Romano 1992): otherwise the first and last steps count less.
+    # Log of seconds per image relative to the measured one, by moving blocks. The series is circular (Politis &
+    # Romano 1992): otherwise the first and last steps would count less.
     starts = np.random.default_rng(_SEED).integers(0, n, (_NUM_RESAMPLES, n // length))
     ratio = np.ones(_NUM_RESAMPLES)
     for values, power in ((seconds, 1), (counts, -1)):
         ring = np.concatenate((values, values[:length])) / values.mean()
         sums = np.concatenate(([0.0], np.cumsum(ring)))
         ratio *= (sums[starts + length] - sums[starts]).sum(axis=1) ** power
-    drawn = np.log(np.maximum(ratio, 1e-300))  # blocks of zeros, from a clock that stood still
+    drawn = np.log(np.maximum(ratio, 1e-300))  # blocks of zeros, from a coarse clock
     deviation = float(drawn.std())
-    # Without any spread there is no shape to take from the draws, and nothing to widen.
+    # Without spread the draws have no shape.
     shape = np.quantile(drawn, [0.025, 0.975]) / deviation if deviation > 1e-12 else np.array([-_Z975, _Z975])
-    reach = shape * (_t_factor(n, length) / _Z975 * _standard_error(residual, length))
-    low, high = float(rate * math.exp(-reach[1])), float(rate * math.exp(-reach[0]))
+    offsets = shape * (_t_factor(n, length) / _Z975 * _standard_error(residual, length))
+    low, high = float(rate * math.exp(-offsets[1])), float(rate * math.exp(-offsets[0]))
     return ThroughputEstimate(rate, (low, high), "within this run", num_steps)
 
 
-def half_width_quick(step_seconds: ArrayLike) -> float | None:
+def estimate_half_width(step_seconds: ArrayLike) -> float | None:
     """Return the relative 95 % half-width without resampling, or None when there are too few steps.
 
-    The same blocks and corrections as throughput_within, for equal images in each step; cheap enough to ask
-    while the run goes on.
+    The same blocks and corrections as estimate_within_run, for equal images in each step; cheap enough to call
+    during the run.
     """
-    seconds = checked_seconds(step_seconds)
+    seconds = check_seconds(step_seconds)
     if seconds.size < MIN_STEADY_STEPS:
         return None
     seconds = sum_bins(seconds, math.ceil(seconds.size / MAX_BINS))
@@ -159,41 +157,41 @@ def half_width_quick(step_seconds: ArrayLike) -> float | None:
     return _t_factor(seconds.size, length) * _standard_error(seconds / mean - 1, length)
 
 
-def precise_enough(step_seconds: ArrayLike, half_width: float = TARGET_HALF_WIDTH) -> bool:
-    """Say whether a run may stop: the steady window's interval is narrow enough, and not by luck.
+def is_precise_enough(step_seconds: ArrayLike, half_width: float = TARGET_HALF_WIDTH) -> bool:
+    """Return whether a run may stop: the interval of the steady window is narrow enough, and not by chance.
 
-    Asking again and again and stopping at the first yes prefers moments at which the variance looks small
-    (Glynn & Whitt 1992). So the answer must be yes, as far as fewer steps allow, at 70 to 100 % of the window.
+    Repeated checks that stop at the first success favour moments at which the variance looks small (Glynn & Whitt
+    1992). So the interval, scaled to the number of steps, must be narrow enough at 70 to 100 % of the window.
     """
-    seconds = checked_seconds(step_seconds)
+    seconds = check_seconds(step_seconds)
     for share in (1.0, 0.9, 0.8, 0.7):
-        reached = half_width_quick(seconds[: round(share * seconds.size)])
-        if reached is None or reached > half_width / math.sqrt(share):
+        width = estimate_half_width(seconds[: round(share * seconds.size)])
+        if width is None or width > half_width / math.sqrt(share):
             return False
     return True
 
 
-def throughput_between(run_means: Sequence[float]) -> ThroughputEstimate:
-    """Return the mean of runs' images per second, with Student's t over runs (Kalibera & Jones 2013)."""
+def estimate_between_runs(run_means: Sequence[float]) -> ThroughputEstimate:
+    """Return the mean of the runs' images/s, with Student's t over runs (Kalibera & Jones 2013)."""
     rate = float(np.mean(run_means))
     if len(run_means) < 2:
         return ThroughputEstimate(rate, None, "not established: 1 run, 2 needed", len(run_means))
-    reach = student_t_reach(run_means)
-    return ThroughputEstimate(rate, (rate - reach, rate + reach), "between runs", len(run_means))
+    half_width = student_t_half_width(run_means)
+    return ThroughputEstimate(rate, (rate - half_width, rate + half_width), "between runs", len(run_means))
 
 
 def spread(step_seconds: ArrayLike) -> dict[str, float]:
-    """Return median, p5, p95, p99 and the median absolute deviation (mad, not scaled); a mean hides the tails."""
-    seconds = checked_seconds(step_seconds)
+    """Return the median, p5, p95, p99 and the unscaled median absolute deviation (mad)."""
+    seconds = check_seconds(step_seconds)
     quantiles = np.quantile(seconds, [0.5, 0.05, 0.95, 0.99]).tolist()
     mad = float(np.median(np.abs(seconds - quantiles[0])))
     return dict(zip(("median", "p5", "p95", "p99", "mad"), [*quantiles, mad], strict=True))
 
 
-def minimum_detectable(differences: Sequence[float]) -> NoiseFloor:
+def estimate_noise_floor(differences: Sequence[float]) -> NoiseFloor:
     mean, pairs = float(np.mean(differences)), len(differences)
     if pairs < 2:
         return NoiseFloor(mean, None, None, None, pairs)
-    floor = student_t_reach(differences)
+    floor = student_t_half_width(differences)
     power = 1 + student_t_quantile(0.80, pairs - 1) / student_t_quantile(0.975, pairs - 1)
     return NoiseFloor(mean, (mean - floor, mean + floor), floor, power * floor, pairs)

@@ -1,4 +1,4 @@
-"""How busy the pipes of a GPU's cores were, from the kernels that ncu measured: means weighted by each one's cycles."""
+"""Compute the utilisation of the pipes of a GPU's SMs from ncu metrics: means over kernels weighted by cycles."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from trainstone.results.verdicts import describe_counters
 from trainstone.text import printable
 
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
-# By pipe, best first: the name that TBD's coreutil.py asks for, then those of other architectures and versions of ncu
-# (from compute capability 8.6 on, 16-bit arithmetic runs in the fma pipe; `hmma` is the 16-bit part of the tensor
-# pipe alone). Percent of the cycles elapsed, never of the active ones: an idle core counts.
+# Metrics by pipe, preferred first: the one of TBD's coreutil.py, then those of other architectures and versions of ncu
+# (from compute capability 8.6 on, 16-bit arithmetic runs in the fma pipe; `hmma` is only the 16-bit part of the tensor
+# pipe). Percent of elapsed cycles, not of active ones, so that idle SMs count.
 PIPE_METRICS: Mapping[str, tuple[str, ...]] = {
     "fma": ("sm__inst_executed_pipe_fma", "sm__pipe_fma_cycles_active"),
     "fp16": ("sm__inst_executed_pipe_fp16", "sm__inst_executed_pipe_fma_type_fp16"),
@@ -30,45 +30,48 @@ CYCLE_METRICS = (
     *("sm__cycles_elapsed.max", "sm__cycles_elapsed.avg"),
 )
 WANTED = frozenset((*CYCLE_METRICS, *(f"{name}{PERCENT}" for names in PIPE_METRICS.values() for name in names)))
-"""All metrics that are of use here, for read_ncu."""
-# Passes differ a little, so that 100 may be exceeded; more than this is damage.
+"""All metrics that are used here, for read_ncu."""
+# Replay passes differ a little, so values may exceed 100; more than this is damage.
 MAX_PERCENT = 200.0
-HINT = f"ask ncu for --metrics {CYCLE_METRICS[0]},{PIPE_METRICS['fma'][0]}{PERCENT}, ..."
+HINT = f"ncu --csv --log-file FILE.csv --metrics {CYCLE_METRICS[0]},{PIPE_METRICS['fma'][0]}{PERCENT} COMMAND"
 
 
 def aggregate_cores(file: NcuFile) -> CoreUse:
-    """Return each pipe's utilisation over all kernels: sum of cycles x percent / sum of cycles.
+    """Return each pipe's utilisation over all kernels: sum(cycles x percent) / sum(cycles).
 
-    A kernel without cycles cannot be weighed and is skipped. A pipe is averaged over the kernels that have it: one
-    that no kernel has is absent, not zero. `told` says which metrics were taken and what was skipped.
+    Kernels without cycles are skipped. A pipe is averaged over the kernels that have it; a pipe that no kernel has is
+    absent, not zero. `sentences` describe the metrics used and the kernels skipped.
     """
-    # One metric counts the cycles of all kernels, since clocks differ.
+    # Use one cycle metric for all kernels, since clocks differ.
     cycles = max(CYCLE_METRICS, key=lambda name: sum(name in kernel.metrics for kernel in file.kernels))
-    weighed = [kernel for kernel in file.kernels if cycles in kernel.metrics and kernel.metrics[cycles].value > 0]
-    if not weighed:
-        raise DataError(f"{file.name}: no kernel has any cycles ({' or '.join(CYCLE_METRICS)})", hint=HINT)
+    weighted = [kernel for kernel in file.kernels if cycles in kernel.metrics and kernel.metrics[cycles].value > 0]
+    if not weighted:
+        raise DataError(f"{file.name}: no kernel has a positive cycle metric ({' or '.join(CYCLE_METRICS)})", hint=HINT)
     percents, taken = {}, dict[str, tuple[str | None, int]]()
     for pipe in PIPES:
-        # One metric counts for all kernels, so that two measures are never mixed: the first that most of them have.
+        # Use one metric for all kernels, so that different metrics are not mixed: the first that most kernels have.
         accepted = [f"{name}{PERCENT}" for name in PIPE_METRICS[pipe]]
-        chosen = max(accepted, key=lambda name: sum(name in kernel.metrics for kernel in weighed))
-        having = [kernel.metrics for kernel in weighed if chosen in kernel.metrics]
-        pairs = [(metrics[cycles].value, metrics[chosen].value) for metrics in having]
+        chosen = max(accepted, key=lambda name: sum(name in kernel.metrics for kernel in weighted))
+        present = [kernel.metrics for kernel in weighted if chosen in kernel.metrics]
+        pairs = [(metrics[cycles].value, metrics[chosen].value) for metrics in present]
         if not pairs:
             continue
         percents[pipe] = math.fsum(weight * value for weight, value in pairs) / math.fsum(weight for weight, _ in pairs)
         if not 0 <= percents[pipe] <= MAX_PERCENT:
-            raise DataError(f"{file.name}: {percents[pipe]:g} % of the peak of pipe {pipe}", hint=HINT)
+            raise DataError(
+                f"{file.name}: pipe {pipe} at {percents[pipe]:g} % of its peak; at most {MAX_PERCENT:g} % is possible",
+                hint=HINT,
+            )
         taken[pipe] = None if chosen == accepted[0] else chosen, len(pairs)
     if not percents:
         seen = sorted({name for kernel in file.kernels for name in kernel.metrics})
         shown = printable(", ".join(seen[:3]))
-        raise DataError(f"{file.name} says of no pipe how busy it was; it has {shown} ...", hint=HINT)
+        raise DataError(f"{file.name}: no pipe utilisation metric; found {shown} ...", hint=HINT)
     return CoreUse(
         pipes_percent=percents,
-        kernels=len(weighed),
+        kernels=len(weighted),
         processes=len({(kernel.process, kernel.run) for kernel in file.kernels}),
-        cycles=math.fsum(kernel.metrics[cycles].value for kernel in weighed),
-        sentences=describe_counters(len(file.kernels), len(weighed), cycles, taken),
+        cycles=math.fsum(kernel.metrics[cycles].value for kernel in weighted),
+        sentences=describe_counters(len(file.kernels), len(weighted), cycles, taken),
         file=file.name,
     )

@@ -1,7 +1,7 @@
-"""Operators against the roofs measured in the same run: the counted work of a step joined with the times of a trace.
+"""Build the roofline of operators: counted work per step, times from a trace, and the peaks measured in the same run.
 
-Only like things are divided: an operator is judged where the trace has as many calls a step as were counted, else it
-is left out altogether and `covered_share` is smaller. Nothing is measured or counted here.
+An operator is skipped, which lowers `covered_share`, if its number of calls per step differs between the counts and the
+trace. Nothing is measured or counted here.
 """
 
 import math
@@ -17,28 +17,28 @@ from trainstone.trace.operators import OperatorCalls
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 
-MOST_CALLS_APART = 0.01
-"""Calls a step, counted against traced: further apart than this share they are not the same calls."""
-MOST_POINTS = 300
-MOST_SHAPES = 3
+MAX_CALL_DIFFERENCE = 0.01
+"""Largest relative difference between counted and traced calls per step."""
+MAX_POINTS = 300
+MAX_SHAPES = 3
 
 
 @dataclass(frozen=True)
-class WorkedOp:
-    """What the calls of one operator at one choice of shapes do in one step, `count` of them together."""
+class OperatorWork:
+    """Work of one operator with one combination of input shapes in one step, summed over `count` calls."""
 
-    name: str  # as the dispatcher says it: aten.convolution_backward.default
-    shapes: Shapes  # of all tensors it is given, those in lists included
+    name: str  # name in the dispatcher: aten.convolution_backward.default
+    shapes: Shapes  # of all input tensors, those in lists included
     count: int
     flops: float
     bytes_moved: float
 
 
-Group = tuple[list[WorkedOp], list[tuple[float, float]]]  # counted work; calls and seconds per step, as traced
+Group = tuple[list[OperatorWork], list[tuple[float, float]]]  # counted work; traced calls and seconds per step
 
 
-def place_on_roofline(
-    ops: Iterable[WorkedOp],
+def compute_roofline(
+    ops: Iterable[OperatorWork],
     calls: Iterable[OperatorCalls],
     *,
     steps: int,
@@ -47,24 +47,24 @@ def place_on_roofline(
     peak_source: str,
     peak_bytes_per_second: float,
 ) -> RooflineChart | None:
-    """Hold each operator against the peaks; None where nothing can be joined or a peak is missing.
+    """Compare each operator with the peaks; None if no operator matches or a peak is missing.
 
-    `ops` is the work of one step, `calls` the times of all `steps` profiled ones, `step_seconds` their mean length.
+    `ops` is the work of one step, `calls` are the calls of all `steps` profiled steps of `step_seconds` on average.
     """
     if steps <= 0 or not all(_positive(value) for value in (step_seconds, peak_flops, peak_bytes_per_second)):
         return None
     operators: list[RooflinePoint] = []
     points: list[RooflinePoint] = []
-    place = partial(_place_shape, peak_flops=peak_flops, peak_bytes_per_second=peak_bytes_per_second)
+    build_point = partial(_build_point, peak_flops=peak_flops, peak_bytes_per_second=peak_bytes_per_second)
     for name, groups in _group(ops, calls, steps).items():
         every_op = [op for worked, _ in groups.values() for op in worked]
-        whole = place(name, (), (every_op, [time for _, times in groups.values() for time in times]))
-        if whole is None:
+        combined = build_point(name, (), (every_op, [time for _, times in groups.values() for time in times]))
+        if combined is None:
             continue
-        operators.append(whole)
-        evaluated = [place(name, shapes, group) for shapes, group in groups.items()]
-        # A trace does not know the shapes of lists of tensors: then there is one point for all.
-        points += [point for point in evaluated if point is not None] or [whole]
+        operators.append(combined)
+        by_shape = [build_point(name, shapes, group) for shapes, group in groups.items()]
+        # Traces lack the shapes of tensor lists; then all calls are one point.
+        points += [point for point in by_shape if point is not None] or [combined]
     if not operators:
         return None
     operators.sort(key=_by_time)
@@ -73,33 +73,33 @@ def place_on_roofline(
         peak_source=peak_source,
         peak_bytes_per_second=peak_bytes_per_second,
         operators=operators,
-        points=sorted(points, key=_by_time)[:MOST_POINTS],
+        points=sorted(points, key=_by_time)[:MAX_POINTS],
         covered_share=sum(point.seconds for point in operators) / step_seconds,
         sentences=describe_roofline(operators, step_seconds),
     )
 
 
 def name_in_trace(name: str) -> str:
-    """Return what a trace calls an operator of the dispatcher: aten.add_.Tensor is aten::add_, as other overloads."""
+    """Return an operator's name in a trace, which has no overloads: aten::add_ for aten.add_.Tensor."""
     space, _, rest = name.partition(".")
     return f"{space}::{rest.partition('.')[0]}" if rest else name
 
 
-def _place_shape(
+def _build_point(
     name: str, shapes: Shapes, group: Group, *, peak_flops: float, peak_bytes_per_second: float
 ) -> RooflinePoint | None:
     ops, times = group
     counted = sum(op.count for op in ops)
     seconds = math.fsum(seconds for _, seconds in times)
-    if abs(math.fsum(calls for calls, _ in times) - counted) > MOST_CALLS_APART * counted:
+    if abs(math.fsum(calls for calls, _ in times) - counted) > MAX_CALL_DIFFERENCE * counted:
         return None
     bounds = [(op.flops / peak_flops, op.bytes_moved / peak_bytes_per_second) for op in ops]
     least = math.fsum(max(bound) for bound in bounds)
     arithmetic = math.fsum(compute for compute, traffic in bounds if compute > traffic)
     if not _positive(seconds) or not _positive(least / seconds):
         return None
-    # The first few are images and weights: 8×64×56×56, 64×64×3×3.
-    shown = ["×".join(map(str, shape)) for shape in shapes[:MOST_SHAPES]] + ["…"] * (len(shapes) > MOST_SHAPES)
+    # The first inputs are activations and weights: 8×64×56×56, 64×64×3×3.
+    shown = ["×".join(map(str, shape)) for shape in shapes[:MAX_SHAPES]] + ["…"] * (len(shapes) > MAX_SHAPES)
     return RooflinePoint(
         operator=name,
         shapes=", ".join(shown),
@@ -112,10 +112,10 @@ def _place_shape(
     )
 
 
-def _group(ops: Iterable[WorkedOp], calls: Iterable[OperatorCalls], steps: int) -> dict[str, dict[Shapes, Group]]:
-    """Group by the trace's name, overloads together, and by shapes.
+def _group(ops: Iterable[OperatorWork], calls: Iterable[OperatorCalls], steps: int) -> dict[str, dict[Shapes, Group]]:
+    """Group work and calls by trace name (without overloads) and shapes.
 
-    Names that have any time on the device are timed there, others on the host.
+    Operators with any device time use device time, others host time.
     """
     groups: dict[str, dict[Shapes, Group]] = defaultdict(lambda: defaultdict(lambda: ([], [])))
     for op in ops:
@@ -129,7 +129,7 @@ def _group(ops: Iterable[WorkedOp], calls: Iterable[OperatorCalls], steps: int) 
 
 
 def _strip(shapes: Iterable[Shape]) -> Shapes:
-    """Without empty shapes: a trace has them for whatever is no tensor, a count for numbers kept in tensors."""
+    """Drop empty shapes: traces have them for other inputs than tensors, counts for scalar tensors."""
     return tuple(tuple(shape) for shape in shapes if shape)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.pipeline.feed import IGNORED
+from trainstone.data.pipeline.input_pipeline import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.machine.ranks import SINGLE_RANK, Rank
@@ -17,7 +17,7 @@ from trainstone.workloads import workload
 
 
 def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
-    """Random images and labels; the same for the same seed on every machine."""
+    """Draw random images and labels; the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(config.seed)
     shape = (batch_size, config.data.image_size, config.data.image_size, 3)
     return [
@@ -42,65 +42,65 @@ def mix(
 
 
 def build_loss(config: Config, device: torch.device) -> workload.Loss:
-    see = workload.build_input(config, device)
+    normalise = workload.build_input(config, device)
 
-    def measure(logits: Tensor, labels: Tensor) -> Tensor:
+    def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         train = config.train
         return cross_entropy(logits, labels, smoothing=train.label_smoothing, over=train.smoothing_over)
 
     def loss(model: nn.Module, batch: workload.Batch) -> Tensor:
         if len(batch) == 2:
             images, labels = batch
-            return measure(model(see(images)).float(), labels)
+            return smoothed_cross_entropy(model(normalise(images)).float(), labels)
         images, labels, permutation, share = batch
-        logits = model(mix_images(see(images), permutation, share)).float()
-        return mix_loss(measure, logits, labels, permutation, share)
+        logits = model(mix_images(normalise(images), permutation, share)).float()
+        return mix_loss(smoothed_cross_entropy, logits, labels, permutation, share)
 
     return loss
 
 
 def build_evaluator(config: Config, device: torch.device) -> workload.Evaluator:
-    """Return what counts a batch, in one row: first guesses and first five that are right, loss, images."""
-    see = workload.build_input(config, device)
+    """Return a function from a batch to one row of sums: top-1 correct, top-5 correct, loss, images."""
+    normalise = workload.build_input(config, device)
 
     def evaluate(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, labels = batch
-        logits = model(see(images)).float()
+        logits = model(normalise(images)).float()
         counted = labels != IGNORED
-        guesses = logits.topk(min(5, logits.shape[1])).indices
-        # A network that gives no numbers guesses nothing.
-        right = (guesses == labels[:, None]) & logits.isfinite().all(1, keepdim=True)
+        predicted = logits.topk(min(5, logits.shape[1])).indices
+        # Logits with NaN or infinity count as wrong.
+        correct = (predicted == labels[:, None]) & logits.isfinite().all(1, keepdim=True)
         losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none") * counted
-        sums = right[:, 0].sum(), right.any(1).sum(), losses.sum(), counted.sum()
+        sums = correct[:, 0].sum(), correct.any(1).sum(), losses.sum(), counted.sum()
         return torch.stack([one.float() for one in sums])[None]
 
     return evaluate
 
 
-def build_scores(config: Config, device: torch.device) -> workload.Scores:
-    see = workload.build_input(config, device)
-    return lambda model, images: model(see(images)).float()
+def build_forward(config: Config, device: torch.device) -> workload.Forward:
+    normalise = workload.build_input(config, device)
+    return lambda model, images: model(normalise(images)).float()
 
 
-def build_predictor(config: Config, device: torch.device) -> workload.Look:
-    score = build_scores(config, device)
+def build_predictor(config: Config, device: torch.device) -> workload.Predictor:
+    forward = build_forward(config, device)
 
-    def look(model: nn.Module, images: Tensor) -> list[list[workload.Prediction]]:
-        shares, labels = score(model, images).softmax(1).sort(dim=1, descending=True)
+    def predict(model: nn.Module, images: Tensor) -> list[list[workload.Prediction]]:
+        probabilities, labels = forward(model, images).softmax(1).sort(dim=1, descending=True)
         return [
-            [workload.Prediction(label, share) for label, share in zip(*image, strict=True)]
-            for image in zip(labels.tolist(), shares.tolist(), strict=True)
+            [workload.Prediction(label, probability) for label, probability in zip(*image, strict=True)]
+            for image in zip(labels.tolist(), probabilities.tolist(), strict=True)
         ]
 
-    return look
+    return predict
 
 
-def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> workload.EvalScores:
-    """Shares of images, and the loss of one."""
-    # Counts of a batch are exact in float32, their sum over many would not be.
+def finish_eval(config: Config, _opened: OpenSplit, rows: Tensor) -> workload.EvalScores:
+    """Return top-1 and top-5 accuracy and the mean loss."""
+    # A batch's counts are exact in float32, but their sum over many batches is not.
     top1, top5, loss, images = rows.double().sum(0).tolist()
     if not images:
-        raise DataError("no validation image could be judged", hint="trainstone data verify names what is wrong")
+        raise DataError("no validation image could be read", hint=f"trainstone data verify {config.data.root}")
     return workload.EvalScores({"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images))
 
 
@@ -114,12 +114,12 @@ CLASSIFY = workload.Workload(
     title=lambda config: f"ResNet-{config.model.depth}",
     build_model=lambda config: build_resnet(**config.model.model_dump(exclude={"name", "pretrained"})),
     synthetic_batches=synthetic_batches,
-    holds="class",
-    eval_holds="class",
+    target_kind="class",
+    eval_target_kind="class",
     mix=mix,
     build_loss=build_loss,
     build_evaluator=build_evaluator,
-    build_scores=build_scores,
+    build_forward=build_forward,
     build_predictor=build_predictor,
     finish_eval=finish_eval,
     min_classes=2,

@@ -1,4 +1,4 @@
-"""Small tars, zips, images, folders of files, and sets in COCO's layout, whose images are heads only."""
+"""Small tars, zips, images, folders of files, and data sets in COCO's layout with header-only images."""
 
 import io
 import struct
@@ -13,14 +13,14 @@ from PIL import Image
 
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
-from trainstone.formats.coco import CocoAnnotation, CocoCategory, CocoImage, Instances, full
-from trainstone.formats.tar import member
+from trainstone.formats.coco import CocoAnnotation, CocoCategory, CocoImage, Instances, format_full
+from trainstone.formats.tar import encode_member
 
 CATEGORIES = [CocoCategory(9, "square"), CocoCategory(4, "circle")]
 
 
 def make_jpeg(shade: int = 0) -> bytes:
-    """A small red image; each shade gives other bytes."""
+    """Return a small red JPEG; each shade gives different bytes."""
     out = io.BytesIO()
     Image.new("RGB", (8, 8), (shade, 0, 0)).save(out, "JPEG")
     return out.getvalue()
@@ -36,7 +36,7 @@ def make_tar(files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
     return out.getvalue()
 
 
-def forge(
+def build_tar_header(
     size: bytes = b"00000000000\0",
     name: bytes = b"a.jpg",
     kind: bytes = b"0",
@@ -44,8 +44,8 @@ def forge(
     ustar: bool = True,
     signed: bool = False,
 ) -> bytes:
-    """A tar's header of any size, its checksum right."""
-    block = bytearray(member("x", b"")[:512])
+    """Return a tar header with any size field and a valid checksum."""
+    block = bytearray(encode_member("x", b"")[:512])
     block[:100] = name.ljust(100, b"\0")
     block[124:136] = size
     block[156:157] = kind
@@ -57,28 +57,28 @@ def forge(
 
 
 def fix_checksums(tar: bytes) -> bytes:
-    """Right checksums in all headers, so that damage gets past them."""
+    """Return the tar with valid header checksums, so that readers reach the damage."""
     blocks = [tar[at : at + 512] for at in range(0, len(tar), 512)]
-    for place, block in enumerate(blocks):
+    for number, block in enumerate(blocks):
         if block[257:262] == b"ustar" and len(block) == 512:
             blanked = block[:148] + b" " * 8 + block[156:]
-            blocks[place] = block[:148] + b"%06o\0 " % sum(blanked) + block[156:]
+            blocks[number] = block[:148] + b"%06o\0 " % sum(blanked) + block[156:]
     return b"".join(blocks)
 
 
 def make_zip(
     files: dict[str, bytes],
-    change: Callable[[zipfile.ZipInfo], None] = lambda made: None,
+    change: Callable[[zipfile.ZipInfo], None] = lambda info: None,
     method: int = zipfile.ZIP_DEFLATED,
 ) -> bytes:
-    """A zip of plain files; `change` may change what its directory says of them."""
+    """Return a zip of files; `change` may modify their directory entries."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, content in files.items():
-            made = zipfile.ZipInfo(name)
-            made.compress_type = method
-            change(made)
-            archive.writestr(made, content)
+            info = zipfile.ZipInfo(name)
+            info.compress_type = method
+            change(info)
+            archive.writestr(info, content)
     return out.getvalue()
 
 
@@ -97,10 +97,10 @@ def list_everything(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-def expect_refusal(
+def assert_archive_rejected(
     folder: Path, name: str, data: bytes, message: str, extract: Callable[[Path, Path], Iterable[Any] | None]
 ) -> None:
-    """The archive is refused, in clear words, and the folder it lies in and the target's are as they were."""
+    """Assert that the archive is rejected with this message and that no folder has changed."""
     inner = folder / "inner"
     inner.mkdir(exist_ok=True)
     (folder / name).write_bytes(data)
@@ -111,8 +111,8 @@ def expect_refusal(
     assert list_everything(folder) == before
 
 
-def jpeg(width: int, height: int) -> bytes:
-    """As much of a JPEG as a look at its head needs."""
+def make_jpeg_header(width: int, height: int) -> bytes:
+    """Return a JPEG with only a header."""
     frame = struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
     return b"\xff\xd8\xff\xc0" + frame + b"\xff\xd9"
 
@@ -127,9 +127,9 @@ def make_set(root: Path, **splits: Instances) -> Path:
     (root / "annotations").mkdir(parents=True)
     for stem, instances in splits.items():
         (root / stem).mkdir()
-        write_atomically(root / f"annotations/instances_{stem}.json", full(instances))
+        write_atomically(root / f"annotations/instances_{stem}.json", format_full(instances))
         for image in instances.images:
-            (root / stem / image.file_name).write_bytes(jpeg(image.width, image.height))
+            (root / stem / image.file_name).write_bytes(make_jpeg_header(image.width, image.height))
     return root
 
 

@@ -1,4 +1,4 @@
-"""True and found boxes made up for tests of scoring, and pycocotools' answer to them."""
+"""Random true and predicted boxes for tests of scoring, and their scores by pycocotools."""
 
 import contextlib
 import io
@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from trainstone.results.coco_metrics import Detections, Truth
+from trainstone.results.coco_metrics import Detections, GroundTruth
 
 
 def draw_boxes(
     random: np.random.Generator, *, num_images: int, num_classes: int, true: int, found: int
-) -> tuple[Truth, Detections]:
-    """Boxes from below 32 to above 96 pixels, in some of the images and classes; crowds; scores that repeat.
+) -> tuple[GroundTruth, Detections]:
+    """Return boxes from below 32 to above 96 pixels in some of the images and classes, with crowds and repeated scores.
 
-    Found boxes lie near true ones, some exactly on them, some without any width, many twice.
+    Predicted boxes are near true ones: some are equal, some have no width, many occur twice.
     """
     images, classes = max(1, num_images - 2), max(1, num_classes - 1)  # the last ones stay empty
     corner = random.integers(0, 300, (true, 2)).astype(float)
     edges = np.hstack((corner, corner + random.choice([9.5, 20, 32, 60, 96, 150], (true, 2))))
     area = (edges[:, 2:] - edges[:, :2]).prod(axis=1) * random.choice([1.0, 0.5], true)
-    truth = Truth(
+    truth = GroundTruth(
         random.integers(images, size=true), random.integers(classes, size=true), edges, area,
         random.random(true) < 0.15,
     )  # fmt: skip
@@ -34,11 +34,13 @@ def draw_boxes(
     return truth, Detections(image, label, moved, score)
 
 
-def run_pycocotools(truth: Truth, found: Detections, num_images: int, num_classes: int, added_pixels: int = 0) -> Any:
+def run_pycocotools(
+    truth: GroundTruth, found: Detections, num_images: int, num_classes: int, added_pixels: int = 0
+) -> Any:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    def place(boxes: Truth | Detections, at: int, added: int = 0) -> dict[str, Any]:
+    def place(boxes: GroundTruth | Detections, at: int, added: int = 0) -> dict[str, Any]:
         left, top, right, bottom = boxes.edges[at].tolist()
         bbox = [left, top, right - left + added, bottom - top + added]
         return {"image_id": int(boxes.image[at]) + 1, "category_id": int(boxes.label[at]) + 1, "bbox": bbox}

@@ -1,4 +1,4 @@
-"""Made-up checkpoints of an untrained tiny network, with what a training run writes beside the weights."""
+"""Checkpoints of an untrained tiny network, with a training run's metadata."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def make_network(config: Config, seed: int = 0) -> torch.nn.Module:
 
 
 def make_document(config: Config) -> dict[str, Any]:
-    """After 12 of 4 images a step: evaluated after 10."""
+    """Return the document after 12 steps of 4 images, evaluated after 10."""
     evaluated = Evaluation(epoch=2.0, step=10, seconds=5.0, eval_seconds=1.0, metrics={"top1": 0.1}, images=31)
     return {
         "run_id": RUN_ID,
@@ -38,7 +38,7 @@ def make_document(config: Config) -> dict[str, Any]:
 
 
 def make_checkpoint(folder: Path, **changes: Any) -> Path:
-    """Write step-00000012; its average is another network than its weights."""
+    """Write step-00000012; its EMA weights differ from its model weights."""
     config = make_config()
     networks = {"model": make_network(config, 0), "ema": make_network(config, 1)}
     parts = {f"{kind}.{name}": part for kind, one in networks.items() for name, part in one.state_dict().items()}

@@ -1,7 +1,4 @@
-"""Command lines of the originals as their own scripts pass them, and what its systems were.
-
-Also what the real command line makes of a command that is printed for one: parsed, not run.
-"""
+"""The originals' command lines and systems, and parsing of printed trainstone commands with the real command line."""
 
 import re
 import shlex
@@ -19,7 +16,7 @@ WMLCE = shlex.split(
     "--weight_decay=3.0517578125e-05 --data_dir=/data/TFRecords --results_dir=run_results --use_xla "
     "--precision=fp16 --loss_scale=1024 --use_static_loss_scaling"
 )
-# A job of Bede: what Slurm is asked for, shell, the line in several.
+# A job script of Bede: Slurm options, shell, a command over several lines.
 WMLCE_JOB = """#!/bin/bash -l
 #SBATCH -p gpu
 #SBATCH --gres=gpu:4
@@ -64,7 +61,7 @@ MLPERF = (
     "LARSETA=0.001 LABELSMOOTHING=0.1 LRSCHED=pow2 NUMEPOCHS=37 NETWORK=resnet-v1b-stats-fl DALI_THREADS=6 "
     "MXNET_HOROVOD_NUM_GROUPS=1"
 )
-# Facts of the published configurations that differ from it: what the shipped systems are.
+# Values of the published configurations that differ from MLPERF, by shipped system.
 MLPERF_SYSTEMS = {
     "dgxa100": "BATCHSIZE=408 LR=10.5 DGXNNODES=1 DGXNGPU=8",
     "dgxa100-4gpu": "BATCHSIZE=816 LR=10.5 DGXNNODES=1 DGXNGPU=4",
@@ -75,7 +72,7 @@ MLPERF_SYSTEMS = {
     "dgxa100-527x8": "OPTIMIZER=sgdwfastlarsv2 BATCHSIZE=16 LR=24.699 DGXNNODES=527 DGXNGPU=8 WARMUP_EPOCHS=31 WD=1e-4 "
     "MOM=0.951807 NUMEPOCHS=90 EVAL_OFFSET=1 BN_GROUP=2 E2E_CUDA_GRAPHS=1",
 }
-# What run_and_time.sh makes of config_DGXA100.sh.
+# The command that run_and_time.sh builds from config_DGXA100.sh.
 MLPERF_PROGRAM = shlex.split(
     "python train_imagenet.py --gpus 0,1,2,3,4,5,6,7 --batch-size 408 --kv-store horovod --lr 10.5 --mom 0.9 "
     "--lr-step-epochs pow2 --lars-eta 0.001 --label-smoothing 0.1 --wd 5.0e-05 --warmup-epochs 2 --eval-period 4 "
@@ -91,7 +88,7 @@ def mlperf_words(system: str) -> list[str]:
     return [f"{name}={text}" for name, text in values.items()]
 
 
-# MLPerf's SSD: name of config_*.sh, nodes, GPUs of each, EXTRA_PARAMS.
+# MLPerf's SSD: name of config_*.sh, nodes, GPUs per node, EXTRA_PARAMS.
 SSD_SYSTEMS = {
     "c4140": ("C4140", 1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
     "2xc4140": ("2xC4140", 2, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4"),
@@ -106,10 +103,10 @@ SSD_SYSTEMS = {
 
 
 def ssd_program(system: str) -> list[str]:
-    """The line that a system's job ended with: what run_and_time.sh passes beside."""
-    _, nodes, each, extra = SSD_SYSTEMS[system]
+    """Return the command of a system's job, with the flags of run_and_time.sh."""
+    _, nodes, per_node, extra = SSD_SYSTEMS[system]
     return shlex.split(
-        f"mpirun --allow-run-as-root --bind-to none -np {nodes * each} -N {each} python -u ssd_main_async.py "
+        f"mpirun --allow-run-as-root --bind-to none -np {nodes * per_node} -N {per_node} python -u ssd_main_async.py "
         "--log-interval=100 --coco-root=/data/coco2017 --data-layout=NHWC --epochs 80 --async-val "
         "--dataset-size 117266 --pretrained-backbone=/pretrained/mxnet/resnet34-333f7ec4.pickle "
         f"--eval-dataset-size 5000 {extra}"
@@ -117,14 +114,14 @@ def ssd_program(system: str) -> list[str]:
 
 
 def ssd_config(system: str) -> str:
-    """A config_*.sh as it was shipped."""
-    _, nodes, each, extra = SSD_SYSTEMS[system]
+    """Return the published config_*.sh of a system."""
+    _, nodes, per_node, extra = SSD_SYSTEMS[system]
     return f"""## DL params
 export EXTRA_PARAMS='{extra}'
 export NNODES={1 if system == "2xc4140" else nodes}
 #export SYSTEM=$(basename $(readlink -f ${{BASH_SOURCE[0]}}))
 export WALLTIME=00:30:00
-export NGPU={each}
+export NGPU={per_node}
 export SOCKETCORES=20
 export NSOCKET=2
 export HT=1         # HT is on is 2, HT off is 1
@@ -135,9 +132,11 @@ export NCCL_SOCKET_IFNAME="""
 STARTED = re.compile(r"trainstone launch [^;]*")
 
 
-def parse_message(message: Translation) -> None:
-    started = [line.replace("$seed", "1") for note in message.notes for line in STARTED.findall(note) if " -- " in line]
-    for command in (message.command, message.file_command, *started):
+def parse_printed_commands(translation: Translation) -> None:
+    started = [
+        line.replace("$seed", "1") for note in translation.notes for line in STARTED.findall(note) if " -- " in line
+    ]
+    for command in (translation.command, translation.file_command, *started):
         if command:
             parse_command(command)
 
@@ -149,7 +148,7 @@ def parse_command(command: str) -> dict[str, Any]:
 
 
 def parse_words(words: list[str]) -> dict[str, Any]:
-    """Walk down the verbs; of `launch ... -- VERB ...` what is started is parsed, too."""
+    """Parse a command with the real command line; for `launch ... -- VERB ...` also the started command."""
     launches = words[:1] == ["launch"]
     verb, rest = find_verb(words)
     if launches:
@@ -160,7 +159,7 @@ def parse_words(words: list[str]) -> dict[str, Any]:
 def find_verb(words: list[str]) -> tuple[Any, list[str]]:
     found, rest = read_surface(), list(words)
     while (below := getattr(found, "commands", None)) is not None and (rest or found is read_surface()):
-        assert "".join(rest[:1]) in below, f"there is no {shlex.join(words)}"
+        assert "".join(rest[:1]) in below, f"unknown command: {shlex.join(words)}"
         found = below[rest.pop(0)]
     return found, rest
 

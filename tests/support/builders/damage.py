@@ -1,4 +1,4 @@
-"""Files damaged at random, and the one thing a reader may do then: give records, or tell the file and the place."""
+"""Randomly damaged files; a reader must return records or raise an error with the file and the location."""
 
 import os
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
 
 
 def read_damaged(path: Path, content: bytes, read: Callable[[Path], Any], place: str = "byte") -> None:
-    """Read what may be damaged; whatever else than a DataError with file and place escapes fails the test."""
+    """Read a file that may be damaged; any error other than a DataError with file and location fails the test."""
     path.write_bytes(content)
     message = ""
     try:

@@ -1,4 +1,4 @@
-"""Data sets of a few images for tests, in every storage: single shards by an encoder, whole sets by `prepare`."""
+"""Data sets of a few images in every storage format: single shards by an encoder, whole data sets by `prepare`."""
 
 import contextlib
 import io
@@ -8,12 +8,12 @@ from typing import Any
 
 from PIL import Image
 
-from trainstone.data.image.inspect import look
+from trainstone.data.image.inspect import read_header
 from trainstone.data.manifest import read_manifest
 from trainstone.data.prepare import prepare
-from trainstone.data.recognise import OPENERS, open_dataset
+from trainstone.data.recognise import SHARD_READERS, open_dataset
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
-from trainstone.data.shard_plan import ENCODERS, make_plan
+from trainstone.data.shard_plan import ENCODERS, build_plan
 from trainstone.data.storage.records import Encoder, Shard
 from trainstone.data.synthetic.generated import GeneratedSource
 from trainstone.data.verify import VerifyFindings, verify
@@ -28,12 +28,12 @@ JPEGS = tuple(GeneratedSource("classify", "train", 6, SIDE, SIDE, 2).read(number
 CLASSES = (ClassName("a", "first letter"), ClassName("b"))
 BOXES = (Box(0, 0.25, 0.125, 0.75, 0.5), Box(1, 0.1, 0.2, 0.3, 0.4, crowd=True))
 IN_PIXELS = (Box(0, 0.25, 0.125, 0.75, 0.5), Box(1, 0.125, 0.25, 0.375, 1.0, crowd=True))
-"""Edges that are whole pixels, so that COCO's left, top, width and height lose nothing."""
+"""Boxes with whole-pixel edges, which COCO's left, top, width and height represent exactly."""
 
 
 SHARDS = {"recordio": "train.rec", "tfrecord": "train-00000-of-00001", "wds": "train-000000.tar"}
 INDEXES = {"recordio": "train.idx", "tfrecord": "idx/train-00000-of-00001.idx", "wds": "train-000000.idx"}
-READERS: dict[str, Any] = {**OPENERS}
+READERS: dict[str, Any] = {**SHARD_READERS}
 
 
 def make_png(width: int = 5, height: int = 3) -> bytes:
@@ -42,8 +42,8 @@ def make_png(width: int = 5, height: int = 3) -> bytes:
     return out.getvalue()
 
 
-class Listed:
-    """A source of given samples that counts how many are read; None is a record that cannot be read."""
+class ListSource:
+    """A source of the given samples that counts reads; None is an unreadable record."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self.samples, self.reads = list(samples), 0
@@ -68,14 +68,14 @@ class Listed:
         return " ".join(f"{sample.name!a} {len(sample.image)}" for sample in self.samples)
 
 
-def to_classify(count: int, first: int = 0) -> list[Sample]:
+def make_classify_samples(count: int, first: int = 0) -> list[Sample]:
     return [
         Sample(f"{'ab'[number % 2]}/{number:04d}.jpg", JPEGS[number % 6], number % 2)
         for number in range(first, first + count)
     ]
 
 
-def to_detect(count: int, first: int = 0) -> list[Sample]:
+def make_detect_samples(count: int, first: int = 0) -> list[Sample]:
     return [
         Sample(f"{number:04d}.jpg", JPEGS[number % 6], boxes=IN_PIXELS[: number % 3], id=100 + number)
         for number in range(first, first + count)
@@ -84,22 +84,22 @@ def to_detect(count: int, first: int = 0) -> list[Sample]:
 
 def make_set(
     root: Path, storage: Any, kind: str = "classify", count: int | Sequence[Sample] = 8, val: int = 0,
-    described: bool = True, **requests: Any,
+    described: bool = True, **options: Any,
 ) -> Path:  # fmt: skip
-    """Write a whole set of so many samples, or of these, as `trainstone data` does; the order stays."""
-    make = to_classify if kind == "classify" else to_detect
+    """Write a data set of `count` samples, or of the given ones, in order, as `trainstone data` does."""
+    make = make_classify_samples if kind == "classify" else make_detect_samples
     samples = make(count) if isinstance(count, int) else count
-    splits = [Split("train", Listed(samples))]
+    splits = [Split("train", ListSource(samples))]
     if val:
-        splits.append(Split("val", Listed(make(val, len(samples)))))
-    write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **requests)
+        splits.append(Split("val", ListSource(make(val, len(samples)))))
+    write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **options)
     if not described:
         (root / "manifest.json").unlink()
     return root
 
 
-def write_set(root: Path, found: DataSet, storage: Any, **requests: Any) -> Path:
-    for _ in prepare(make_plan(found, storage, shuffle=False, **requests), root, Rank(), 2):
+def write_set(root: Path, found: DataSet, storage: Any, **options: Any) -> Path:
+    for _ in prepare(build_plan(found, storage, shuffle=False, **options), root, Rank(), 2):
         pass
     return root
 
@@ -109,30 +109,30 @@ def make_encoder(storage: Any, kind: str = "classify") -> Encoder:
 
 
 def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[ByteSpan]:
-    spans, message = list[ByteSpan](), list[tuple[str, ...]]()
+    spans, lines = list[ByteSpan](), list[tuple[str, ...]]()
     with path.open("wb") as file:
         for number, sample in enumerate(samples):
-            made = encoder.encode(sample, number, look(sample.image))
+            encoded = encoder.encode(sample, number, read_header(sample.image))
             at = file.tell()
-            file.writelines(made.buffers)
+            file.writelines(encoded.buffers)
             spans.append(ByteSpan(at, file.tell() - at))
-            message.append(encoder.lines(made, spans[-1]))
+            lines.append(encoder.sidecar_lines(encoded, spans[-1]))
         file.write(encoder.tail)
     for number, name in enumerate(encoder.sidecars(Shard("train", path.name, 0, len(spans)))):
-        text = encoder.finish("".join(lines[number] for lines in message), len(spans))
+        text = encoder.format_sidecar("".join(texts[number] for texts in lines), len(spans))
         if text:
-            beside = path.parent / name
-            beside.parent.mkdir(exist_ok=True)
-            beside.write_bytes(text.encode("utf-8", "surrogateescape"))
+            sidecar = path.parent / name
+            sidecar.parent.mkdir(exist_ok=True)
+            sidecar.write_bytes(text.encode("utf-8", "surrogateescape"))
     return spans
 
 
-def check(path: Path) -> VerifyFindings:
+def verify_path(path: Path) -> VerifyFindings:
     manifest = read_manifest(path) if path.is_dir() else None
     return list(verify(open_dataset(path, classes=False), 2, manifest, path))[-1]
 
 
-def locate(path: Path, storage: str) -> list[ByteSpan]:
+def list_spans(path: Path, storage: str) -> list[ByteSpan]:
     with contextlib.closing(READERS[storage](path)) as shard:
         return list(shard.file.spans())
 
@@ -142,7 +142,7 @@ def read_shard(shard: Any, method: str = "read") -> list[Any]:
         return [getattr(shard, method)(int(offset)) for offset in shard.offsets()]
 
 
-def flip(path: Path, at: int) -> None:
+def flip_byte(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 0xFF
     path.write_bytes(data)

@@ -1,12 +1,12 @@
-"""Text that a file or a machine may hold and a terminal or page must not obey."""
+"""Hostile text from files or machines that terminals and HTML pages must escape."""
 
 import unicodedata
 
 # HTML, quotes, a colour, a window title, a right-to-left override, rich's markup, NUL, a line break, a backslash
-EVIL = "<script>'\"&\x1b[31m\x1b]0;title\x07\u202e[red][/]\0\n\\x"
-EVIL_SHOWN = "<script>'\"&\\x1b[31m\\x1b]0;title\\x07\\u202e[red][/]\\x00\\n\\x"
-# The same as far as a folder's name can hold it
-EVIL_NAME = EVIL.replace("\0", "").replace("/", "")
+HOSTILE = "<script>'\"&\x1b[31m\x1b]0;title\x07\u202e[red][/]\0\n\\x"
+HOSTILE_ESCAPED = "<script>'\"&\\x1b[31m\\x1b]0;title\\x07\\u202e[red][/]\\x00\\n\\x"
+# The same text without the characters that are invalid in a folder name
+HOSTILE_NAME = HOSTILE.replace("\0", "").replace("/", "")
 
 
 def hidden(text: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Images for the loader's tests: smooth or busy pixels, JPEGs of every layout, samples of many sizes and kinds."""
+"""Images for loader tests: smooth or noisy pixels, JPEGs of every layout, samples of many sizes and formats."""
 
 import io
 from typing import Any
@@ -17,7 +17,7 @@ BOXES = (Box(0, 0.1, 0.2, 0.6, 0.9), Box(1, 0.5, 0.5, 0.95, 0.8))
 
 
 def smooth(width: int, height: int) -> Pixels:
-    """Slow waves that a smaller image still shows."""
+    """Return pixels with slow waves, which remain visible after shrinking."""
     y, x = np.mgrid[:height, :width]
     waves = [
         np.sin(x * across / width * 6 + y * down / height * 6) for across, down in ((1, 0.3), (0.2, 1), (0.7, 0.7))
@@ -25,8 +25,8 @@ def smooth(width: int, height: int) -> Pixels:
     return (np.stack(waves, axis=2) * 110 + 128).astype(np.uint8)
 
 
-def busy(width: int, height: int, seed: int = 0) -> Pixels:
-    """Coloured noise of some pixels' size: no two places look alike, and a JPEG of it is not small."""
+def noisy(width: int, height: int, seed: int = 0) -> Pixels:
+    """Return coloured noise a few pixels in size: no two regions are alike, and a JPEG of it is not small."""
     small = np.random.default_rng(seed).integers(0, 256, (height // 4 + 2, width // 4 + 2, 3), dtype=np.uint8)
     return np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC))
 
@@ -38,12 +38,12 @@ def save(pixels: Pixels, kind: str = "JPEG", mode: str = "RGB", **options: Any) 
 
 
 def save_sampled(pixels: Pixels, sampling: str) -> bytes:
-    """A JPEG whose colours have fewer pixels: 444, 422, 420, 440, 411 or Gray."""
+    """Return a JPEG with this chroma subsampling: 444, 422, 420, 440, 411 or Gray."""
     return bytes(simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling))
 
 
 def save_scans(pixels: Pixels, **options: Any) -> bytes:
-    """A baseline JPEG with a scan for each component, one after the other: made of three grey ones."""
+    """Return a baseline JPEG with one scan per component, built from three grey JPEGs."""
     greys = [save(np.ascontiguousarray(pixels[..., channel]), mode="L", quality=90, **options) for channel in range(3)]
     frame_at = greys[0].index(b"\xff\xc0")
     height_width = greys[0][frame_at + 5 : frame_at + 9]
@@ -57,18 +57,18 @@ def save_scans(pixels: Pixels, **options: Any) -> bytes:
     return b"".join(parts) + b"\xff\xd9"
 
 
-def put_before(data: bytes, marker: bytes, astray: bytes) -> bytes:
-    """With bytes that belong to nothing before the first such marker."""
+def insert_before(data: bytes, marker: bytes, extraneous: bytes) -> bytes:
+    """Return the data with extraneous bytes before the first such marker."""
     at = data.index(marker)
-    return data[:at] + astray + data[at:]
+    return data[:at] + extraneous + data[at:]
 
 
 def make_samples(count: int) -> list[Sample]:
-    """Images of many sizes: most are JPEGs, some progressive, grey or PNGs; some with boxes."""
+    """Return samples of many sizes: mostly JPEGs, some progressive, grey or PNG; some with boxes."""
     samples = []
     for number in range(count):
-        look = {3: {"kind": "PNG"}, 5: {"mode": "L"}, 6: {"quality": 85, "progressive": True}}.get(number % 7)
-        image = save(busy(*SIZES[number % len(SIZES)], seed=number), **(look or {"quality": 85}))
+        how = {3: {"kind": "PNG"}, 5: {"mode": "L"}, 6: {"quality": 85, "progressive": True}}.get(number % 7)
+        image = save(noisy(*SIZES[number % len(SIZES)], seed=number), **(how or {"quality": 85}))
         samples.append(Sample(f"{number:04d}", image, number % 10, BOXES[: number % 3]))
     return samples
 

@@ -1,4 +1,4 @@
-"""Loaders of few images, and what they give."""
+"""Loaders for tests, and helpers to take and compare their batches."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def make_config(image_size: int = 32, seed: int = 3, **keys: Any) -> Config:
-    """A recipe with these keys of its sections augment and loader, whether they go together or not."""
+    """Return a recipe with these keys in its sections augment and loader, without checking their combination."""
     config = Config(name="made-up", version=1, summary="", seed=seed, data=DataConfig(image_size=image_size))
     sections = {
         name: kind(**{key: keys[key] for key in kind.model_fields.keys() & keys})
@@ -22,24 +22,24 @@ def make_config(image_size: int = 32, seed: int = 3, **keys: Any) -> Config:
     return config.model_copy(update=sections)
 
 
-def make_loader(source: Source, batch_size: int = 4, **requests: Any) -> Loader:
+def make_loader(source: Source, batch_size: int = 4, **options: Any) -> Loader:
     keys = {*AugmentConfig.model_fields, *LoaderConfig.model_fields, "image_size", "seed"}
-    config = make_config(**{"threads": 2, "prefetch": 2, **{key: requests.pop(key) for key in keys & requests.keys()}})
-    return Loader(source, config, LoaderOptions(batch_size, **requests))
+    config = make_config(**{"threads": 2, "prefetch": 2, **{key: options.pop(key) for key in keys & options.keys()}})
+    return Loader(source, config, LoaderOptions(batch_size, **options))
 
 
-def take(loader: Loader, count: int | None = None) -> list[Batch]:
+def take_batches(loader: Loader, count: int | None = None) -> list[Batch]:
     with loader:
         taken = loader if count is None else (next(loader) for _ in range(count))
         return [tuple(part.clone() for part in batch) for batch in taken]
 
 
-def same(one: list[Batch], other: list[Batch]) -> bool:
+def batches_equal(one: list[Batch], other: list[Batch]) -> bool:
     return all(
         torch.equal(a, b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
     )
 
 
 def wait_for_rest(ring: Any) -> None:
-    """Until all threads wait for memory, or for the end of a pause."""
+    """Wait until all threads wait for memory or for the end of a pause."""
     wait_until(lambda: len(ring._work_to_do._waiters) == len(ring._threads))

@@ -1,4 +1,4 @@
-"""Made-up machines for tests: /proc and /sys as trees of text files, NVML as a module of functions."""
+"""Fake machines: /proc and /sys as trees of text files, NVML as a module of functions."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ STAT = "cpu  {0} 0 0 {1} 0 0 0 0 0 0\ncpu0 {0} 0 0 {1} 0 0 0 0 0 0\ncpu1 0 0 0 0
 
 
 def make_server(root: Path) -> Path:
-    """Write what a server of two sockets, each with a core of two threads, shows of itself."""
+    """Write /proc and /sys of a server with two sockets, each with one core of two threads."""
     files = {
         "proc/cpuinfo": "processor: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Xeon 8380\n"
         "flags\t: fpu avx2 fma amx_tile\n"
@@ -66,7 +66,7 @@ def make_server(root: Path) -> Path:
 
 
 class NotSupported(Exception):
-    """What a made-up NVML raises."""
+    """Error of the fake NVML."""
 
 
 def refuse(*_: Any) -> Any:
@@ -74,7 +74,7 @@ def refuse(*_: Any) -> Any:
 
 
 def make_nvml(**changes: Any) -> SimpleNamespace:
-    """Return a module like pynvml with one A100; changes: name of a function without nvml -> another."""
+    """Return a module like pynvml with one A100; `changes` replaces functions, by name without nvml."""
     answers = {
         "Init": lambda: None,
         "Shutdown": lambda: None,

@@ -1,4 +1,4 @@
-"""An mlperf.log of a closed run, of ResNet-50 or SSD, written by the real writer with steps that nobody trained."""
+"""mlperf.log files of closed ResNet-50 and SSD runs, written by the real writer from generated steps."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ from trainstone.machine.page_cache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
 from trainstone.models.ssd import build_ssd
-from trainstone.originals.mlperf.training_log import MlperfLog, StartTimes, list_head, measure_sizes
+from trainstone.originals.mlperf.training_log import MlperfLog, StartTimes, compute_sizes, list_header
 from trainstone.results.mlperf.logs import LoggedRun
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import Point, Status
@@ -46,8 +46,8 @@ class Clock:
 def load_mlperf(
     *, recipe: str = "resnet50-mlperf", seed: int = 1, batch: int = 3264, ranks: int = 8, **changes: Any
 ) -> Config:
-    """A recipe with a global batch, on so many ranks; a__b stands for a.b."""
-    settings = {"seed": seed, "train.batch_size": batch // ranks, "mlperf.org": "somebody"}
+    """Load a recipe with a global batch size on `ranks` ranks; a__b stands for a.b."""
+    settings = {"seed": seed, "train.batch_size": batch // ranks, "mlperf.org": "example"}
     settings |= {name.replace("__", "."): value for name, value in changes.items()}
     return load_config(recipe, settings=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
 
@@ -66,7 +66,7 @@ def open_made_log(
     built_seconds: float = BEGAN,
     clock: Clock | None = None,
 ) -> MlperfLog:
-    """The log of a run on so many images to train on and to validate with."""
+    """Return the log writer of a run; `images`: numbers of training and validation images."""
     rank = Rank(0, ranks)
     order = order_images(config, images[0], rank)
     global_batch = order.global_batch * config.train.accumulate
@@ -74,9 +74,9 @@ def open_made_log(
         order.epoch_images, global_batch, config.eval, config.stop, config.checkpoint
     )
     head = functools.partial(
-        list_head,
+        list_header,
         config,
-        measure_sizes(config, *images, rank),
+        compute_sizes(config, *images, rank),
         "Made-up accelerator",
         [name for name, _ in (network or build_resnet(50)).named_parameters()],
         CacheCleared(True, "page cache cleared", BEGAN),
@@ -97,7 +97,7 @@ def write_log(
     score: Callable[[int], dict[str, float]],
     ended: Status,
 ) -> None:
-    """Write the log of a run that took so many minutes; `score` of an epoch, of which the last is always judged."""
+    """Write the log of a run of `minutes`; `score` returns an epoch's metrics, the last epoch is always evaluated."""
     clock, built = Clock(BEGAN + INIT_SECONDS), BEGAN + BUILD_SECONDS
     made = open_made_log(path, config, ranks, network, images=images, built_seconds=built, clock=clock)
     event_schedule = made._event_schedule
@@ -110,7 +110,7 @@ def write_log(
             done = epoch * steps
             log.begin_steps(done - steps)
             clock.seconds += epoch_seconds
-            step_images = config.train.batch_size * steps  # one step stands for all
+            step_images = config.train.batch_size * steps  # one record for all steps of the epoch
             log.step(StepRecord(done - 1, epoch - 1, clock() - epoch_seconds, 0, epoch_seconds, step_images, 1, 1))
             if epoch in evaluated or epoch == epochs:
                 log.begin_evaluation(done)
@@ -124,7 +124,7 @@ def write_log(
 def write_closed_log(
     path: Path, *, converged: bool = True, epochs: int = 35, minutes: float = 28.7, ranks: int = 8, **changes: Any
 ) -> None:
-    """Write the log of a run that reached (or missed) the target after some epochs, which took so many minutes."""
+    """Write the log of a closed run that reached (or missed) the target after `epochs` and `minutes`."""
     write_log(
         *(path, load_mlperf(ranks=ranks, **changes), ranks, None),
         images=IMAGENET,
@@ -143,9 +143,9 @@ def make_logged(path: str = "log", **changes: Any) -> LoggedRun:
 
 
 def check_log(path: Path, ruleset: str) -> tuple[bool, str]:
-    said = path.with_name(f"{path.name}.{ruleset}.said")
+    output = path.with_name(f"{path.name}.{ruleset}.output")
     module = "mlperf_logging.compliance_checker"
-    arguments = ["--usage", "training", "--ruleset", ruleset, "--log_output", str(said), str(path)]
+    arguments = ["--usage", "training", "--ruleset", ruleset, "--log_output", str(output), str(path)]
     ended = subprocess.run([sys.executable, "-W", "ignore", "-m", module, *arguments], capture_output=True, text=True)
     return ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -170,7 +170,7 @@ def write_ssd_log(
     minutes: float = 25.4,
     **changes: Any,
 ) -> None:
-    """Write the log of a run whose evaluation after some epochs, one of the listed, came to `reached`."""
+    """Write the log of a closed SSD run whose last evaluation reached the mAP `reached`."""
     config = load_ssd(ranks=ranks, **changes)
     write_log(
         *(path, config, ranks, build_empty()),
@@ -187,7 +187,7 @@ MINUTES = (30.0, 28.0, 29.0, 27.0, 40.0)
 
 @functools.cache
 def make_log(**changes: Any) -> str:
-    """Let the real writer write a log, once for all tests: it takes a second."""
+    """Write a log with the real writer; cached for all tests, since it takes a second."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "mlperf.log"
         write_closed_log(path, seed=1, minutes=min(MINUTES), **changes)
@@ -195,7 +195,7 @@ def make_log(**changes: Any) -> str:
 
 
 def closed_log(seed: int = 1, minutes: float = 28.0, **changes: Any) -> str:
-    """The same with another seed and another end."""
+    """Return the cached log with another seed and duration."""
     events = [json.loads(line.partition(" ")[2]) for line in make_log(**changes).splitlines()]
     (start,) = (event["time_ms"] for event in events if event["key"] == "run_start")
     for event in events:
@@ -215,7 +215,7 @@ def write_mlperf_run(folder: Path, seed: int, minutes: float = 28.0, **changes: 
 def write_mlperf_runs(
     folder: Path, seeds: Sequence[int] = (1, 2, 3, 4, 5), minutes: Sequence[float] = MINUTES, **changes: Any
 ) -> Path:
-    """What train --runs leaves: a folder with its runs under points/."""
+    """Write the folder of train --runs, with its runs under points/."""
     points = [Point(label=f"seed {seed}", run=f"points/run-{seed}") for seed in seeds]
     path = write_run(folder, make_training("repeated", points=points))
     for seed, time in zip(seeds, minutes, strict=True):

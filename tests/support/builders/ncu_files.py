@@ -1,4 +1,4 @@
-"""Files as ncu writes them, made up: the long form, the wide form, and what programs print around them."""
+"""CSV files in ncu's long and wide form, with program output around them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def unit_of(metric: str) -> str:
 
 
 def place(kernel_id: int, process: int, name: str) -> dict[str, str]:
-    """The columns of both forms."""
+    """Return the columns that both forms share."""
     values = (kernel_id, process, "python3", "127.0.0.1", name, 1, 7, "(256, 1, 1)", "(4, 1, 1)", 0, "7.0")
     return dict(zip(WIDE_COLUMNS, map(str, values), strict=True))
 

@@ -1,4 +1,4 @@
-"""Facts, steps and evaluations for tests of the originals' files, and a run that is played to them."""
+"""Run facts, steps and evaluations for tests of the originals' files, and a simulated run that writes them."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,14 +20,14 @@ METRICS = {"top1": 37871 / 49920, "top5": 46337 / 49920, "loss": 1.25}
 
 
 def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **changes: Any) -> RunFacts:
-    """Facts of a recipe of that original: 4 ranks x 256, 10 steps an epoch, 5 epochs."""
+    """Return run facts of an original's recipe: 4 ranks x 256 images, 10 steps per epoch, 5 epochs."""
     config = load_config("ssd300-mlperf" if name == "mlperf_ssd" else f"resnet50-{name}", settings=settings)
     place = {"kind": kind, "config": config, "folder": folder, "began": BEGAN, "ranks": 4, "device": 2}
     return RunFacts(**place | {"global_batch": 1024, "train_images": 10240, "steps": 50} | changes)
 
 
 def make_step(step: int, evaluations: Sequence[int] = (), **changes: Any) -> StepRecord:
-    """A step of half a second, after the others and the evaluations before it, of a rank with 256 images."""
+    """Return a step of half a second with 256 images; its start accounts for earlier steps and evaluations."""
     start = FIRST_START + STEP_SECONDS * step + EVAL_SECONDS * sum(evaluated <= step for evaluated in evaluations)
     record = StepRecord(step, step // 10, start, 0.125, STEP_SECONDS, 256, 9.5 - step / 64, step / 128)
     phases = {"forward_seconds": 0.125, "backward_seconds": 0.0625 * (1 + step), "optimizer_seconds": 0.0}
@@ -44,10 +44,10 @@ def resume(facts: RunFacts, first: int, evaluations: Sequence[int] = ()) -> RunF
     return replace(facts, first_step=first, history=history)
 
 
-def play(
+def simulate_run(
     facts: RunFacts, last: int, *, status: Status | None = "ok", evaluations: Sequence[int] = (), **changes: Any
 ) -> None:
-    """Run from the first step to before `last`: the step file, and the original's files. status None: it is killed."""
+    """Simulate a run up to before step `last`: write step file and original files. status None: the run is killed."""
     facts.folder.mkdir(parents=True, exist_ok=True)
     recorder = StepRecorder(
         facts.folder / "steps-rank0000.csv",

@@ -1,7 +1,7 @@
-"""A made-up run of every kind that is shown, as usual and with hostile text wherever it may stand.
+"""A generated run of every kind with a report page, optionally with hostile text in every text field.
 
-Among them a detection run: COCO's twelve over eight evaluations, tables of real scores, four images with boxes. And a
-data set, as `data info` describes it.
+The detection run has COCO's twelve metrics over eight evaluations, tables of real scores and four images with boxes.
+Also a data set summary as in `data info`.
 """
 
 import base64
@@ -15,12 +15,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from support.builders.boxes import draw_boxes
-from support.builders.hostile_text import EVIL
+from support.builders.hostile_text import HOSTILE
 from support.builders.mlperf_logs import write_mlperf_runs
 from support.builders.results import (
     A100,
     POINTS,
-    make_feeding,
+    make_data_bench,
     make_result,
     make_timeline,
     write_profile,
@@ -39,14 +39,14 @@ from support.processes.command import copy_golden
 from trainstone.formats.coco import NAME_OF_ID
 from trainstone.report.view import RunView, read_view
 from trainstone.results.coco_metrics import METRICS, list_tables, score_boxes
-from trainstone.results.combine import conclude_sweep
+from trainstone.results.combine import combine_sweep
 from trainstone.results.compare import compare
 from trainstone.results.schema import dataset
 from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.schema.quality import Quality, QualitySample, QualityTable, ShownBox
 from trainstone.results.schema.run import LoaderResult
 from trainstone.results.schema.sweep import Sweep
-from trainstone.results.verdicts import write_data_verdict
+from trainstone.results.verdicts import format_data_verdict
 
 FULL = make_row(128, status="out_of_memory", note="out of memory: it is large", order=9)
 BATCHES = [*steps_of(0.03, 0.02, 1, 2, 4, 8, 16, 32), FULL]
@@ -56,7 +56,7 @@ CHOICES = [make_row("fp32", 1.0), make_row("bf16", 2.0), make_row("x")]
 TIMES = (41.0, 38.0, 47.0, 40.0, 42.6)
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
 KEPT = ("run", "run_id", "started_utc", "file", "trace", "host", "jpeg_base64")
-"""Keys that are left as they are: names of folders and files, which tests of their own spoil."""
+"""Keys without hostile text: names of folders and files, which have their own tests."""
 MAPS = (0.031, 0.062, 0.094, 0.131, 0.158, 0.187, 0.212, 0.2317)
 NAMES = list(NAME_OF_ID.values())
 SIZES = ((640, 427), (640, 480), (427, 640), (500, 333))
@@ -74,16 +74,16 @@ def write_sweep(folder: Path, sweep: Sweep, **changes: Any) -> Path:
         if row.images_per_second:
             children.append(make_result(f"point-{place}", row.images_per_second, verdict="ResNet-50: x"))
         rows.append(row.model_copy(update={"run": f"points/point-{place}" if row.images_per_second else ""}))
-    concluded = conclude_sweep(sweep.model_copy(update={"rows": rows}), children)
-    # A run of this host whose process is not there reads as killed where it says running
+    concluded = combine_sweep(sweep.model_copy(update={"rows": rows}), children)
+    # A running run of this host without its process is shown as killed.
     host = socket.gethostname() if changes.get("status") == "running" else "here"
     values = {"kind": "sweep", "status": "ok", "host": host} | concluded | changes
     return write_run(folder, make_result("swept", None, **values), children)
 
 
-def write_data_bench(folder: Path, feeding: DataBenchResult) -> Path:
-    message = {"kind": "data", "status": "ok", "grade": None, "verdict": write_data_verdict(feeding, "ResNet-50")}
-    return write_run(folder, make_result("set", None, data_bench=feeding, **message))
+def write_data_bench(folder: Path, measured: DataBenchResult) -> Path:
+    values = {"kind": "data", "status": "ok", "grade": None, "verdict": format_data_verdict(measured, "ResNet-50")}
+    return write_run(folder, make_result("set", None, data_bench=measured, **values))
 
 
 def write_compared(folder: Path) -> Path:
@@ -93,7 +93,7 @@ def write_compared(folder: Path) -> Path:
     return write_run(folder, make_result("compared", None, status="ok", comparison=found, verdict=found.verdict))
 
 
-def write_fed(folder: Path) -> Path:
+def write_loader_run(folder: Path) -> Path:
     measured = {"images_per_second": 400.0, "ci95": (390.0, 410.0), "data_bound": False}
     synthetic = {"synthetic_images_per_second": 100.0, "synthetic_ci95": (99.0, 101.0)}
     stored = {"threads": 2, "engine": "threads", "images": 1000, "storage": "RecordIO", "digest": "x"}
@@ -101,8 +101,8 @@ def write_fed(folder: Path) -> Path:
     return write_run(folder, make_result("fed", 90.0, loader=LoaderResult(**measured, **synthetic, **stored, **stages)))
 
 
-def find_things(number: int) -> list[ShownBox]:
-    """True boxes, the first never found; found ones near the others, one of them twice and one of another class."""
+def draw_shown_boxes(number: int) -> list[ShownBox]:
+    """Draw ground-truth boxes, the first one missed, and detections: one duplicate and one of a wrong class."""
     random, things = np.random.default_rng(number), []
     for label in random.choice(LABELS, 3 + number):
         w, h = random.uniform(0.09, 0.3, 2)
@@ -126,13 +126,13 @@ def box_of(label: str, edges: tuple[float, ...], **more: Any) -> ShownBox:
 
 @cache
 def make_tables() -> list[QualityTable]:
-    """Real scores of made-up boxes, of 80 classes."""
+    """Return tables of real scores of generated boxes with 80 classes."""
     truth, found = draw_boxes(np.random.default_rng(3), num_images=120, num_classes=81, true=2500, found=9000)
     return list_tables(score_boxes(truth, found, images=np.arange(120), num_classes=81), NAMES)
 
 
-def make_found(**changes: Any) -> Quality:
-    """Eight evaluations; the last reaches the target of 0.23."""
+def make_detection_quality(**changes: Any) -> Quality:
+    """Return the quality of eight evaluations; the last reaches the target of 0.23."""
     history = [
         found.model_copy(update={"metrics": {name: value * (1.7 if "50" in name else 1.0) for name in METRICS}})
         for found, value in zip(make_evaluations(MAPS), MAPS, strict=True)
@@ -149,14 +149,14 @@ def make_images() -> list[QualitySample]:
     return [
         QualitySample(
             file=f"samples/{number:012}.jpg", title=f"{number:012}.jpg", width=SIZES[number][0],
-            height=SIZES[number][1], boxes=find_things(number),
+            height=SIZES[number][1], boxes=draw_shown_boxes(number),
         )
         for number in range(len(SIZES))
     ]  # fmt: skip
 
 
-def write_found(folder: Path, quality: Quality | None = None, **changes: Any) -> Path:
-    path = write_training(folder, make_training(quality=quality or make_found(), **changes))
+def write_detection(folder: Path, quality: Quality | None = None, **changes: Any) -> Path:
+    path = write_training(folder, make_training(quality=quality or make_detection_quality(), **changes))
     (path / "samples").mkdir()
     for number in range(len(SIZES)):
         (path / f"samples/{number:012}.jpg").write_bytes(base64.b64decode(JPEG))
@@ -201,17 +201,17 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "killed": lambda folder: copy_golden(folder, "killed"),
     "throttled": lambda folder: copy_golden(folder, "throttled"),
     "ten-ranks": lambda folder: copy_golden(folder, "ten-ranks"),
-    "fed": write_fed,
+    "fed": write_loader_run,
     "compared": write_compared,
     "sweep": lambda folder: write_sweep(folder, make_sweep(*BATCHES)),
     "sweep-curves": lambda folder: write_sweep(folder, make_sweep(*CURVES, profile=True, **OF_CURVES)),
     "sweep-choice": lambda folder: write_sweep(folder, make_sweep(*CHOICES, key="train.precision")),
     "train": write_training,
     "train-missed": lambda folder: write_training(folder, make_training(quality=MISSED, status="target_missed")),
-    "detect": write_found,
+    "detect": write_detection,
     "runs": lambda folder: write_repeated(folder, TIMES),
     "runs-mlperf": write_mlperf_runs,
-    "data": lambda folder: write_data_bench(folder, make_feeding(POINTS, cores=4, demand=A100, skipped=3)),
+    "data": lambda folder: write_data_bench(folder, make_data_bench(POINTS, cores=4, demand=A100, skipped=3)),
     "profile": write_profile,
     "profile-cuda": lambda folder: write_profile(folder, make_timeline("cuda")),
 }
@@ -223,7 +223,7 @@ def make_view(kind: str, folder: Path, *, hostile: bool = False) -> RunView:
 
 
 def poison(model: Any) -> Any:
-    """Append hostile text to every text of a record that may hold any; what its type refuses stays as it is."""
+    """Append hostile text to every text field of a record; fields whose type rejects it are unchanged."""
     clean = model.model_dump(mode="json", exclude_none=True)
     evil = _poison(clean)
     for _ in range(20):
@@ -237,15 +237,15 @@ def poison(model: Any) -> Any:
 
 def _poison(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        named = {"metrics": EVIL, "pipes_percent": EVIL, "machine": EVIL}.get(key, "")
+        named = {"metrics": HOSTILE, "pipes_percent": HOSTILE, "machine": HOSTILE}.get(key, "")
         return {f"{name}{named}": _poison(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
         return [_poison(inner, key) for inner in value]
-    return value + EVIL if isinstance(value, str) and key not in KEPT else value
+    return value + HOSTILE if isinstance(value, str) and key not in KEPT else value
 
 
 def _restore(evil: Any, clean: Any, place: tuple[int | str, ...]) -> None:
-    """Put back the text that a record refused; deeper parts of the place name its type, not a key."""
+    """Restore the text that a record rejected; deeper parts of `place` name its type, not a key."""
     for depth, step in enumerate(place):
         if not isinstance(clean, dict | list) or (isinstance(clean, dict) and step not in clean):
             return

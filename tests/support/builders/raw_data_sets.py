@@ -1,4 +1,4 @@
-"""Images for whole data sets: ImageNet in small with its faults, folders as people have them, scenes with boxes."""
+"""Raw images for data sets: a small ImageNet with its faulty images, unusual class folders, scenes with boxes."""
 
 import io
 from pathlib import Path
@@ -8,7 +8,7 @@ from PIL import Image
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Sample
 from trainstone.data.synthetic.generated import GeneratedSource
-from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, pack_labels, pack_parts
+from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, pack_labels, pack_record
 
 SYNSETS = {
     "n01440764": "tench, Tinca tinca",
@@ -18,15 +18,15 @@ SYNSETS = {
     "n03000134": "chainlink fence",
 }
 SIZES = ((56, 48), (48, 64), (50, 50))
-# Two images that build_imagenet_data.py knows by name.
+# Two images that build_imagenet_data.py repairs by name.
 PNG = "n02105855/n02105855_2933.JPEG"
 CMYK = "n01739381/n01739381_1309.JPEG"
-ENDINGS = (".jpeg", ".jpg", ".png")
+EXTENSIONS = (".jpeg", ".jpg", ".png")
 SCENES = ("--count", "41", "--val", "12", "--classes", "5", "--size", "120x90")
 
 
 def make_imagenet(root: Path) -> None:
-    """Synset folders, the two faults, boxes and texts; images of several sizes."""
+    """Write synset folders with images of several sizes, the two faulty images, boxes and class names."""
     boxes = []
     for split, count in (("train", 203), ("val", 53)):
         for number in range(count):
@@ -40,7 +40,7 @@ def make_imagenet(root: Path) -> None:
         PNG: encode("png"),
         CMYK: encode("jpeg", "CMYK"),
         "n02447366/n02447366_grey.JPEG": encode("jpeg", "L"),
-        "n03000134/n03000134_a b.ü.JPEG": with_magic(draw("train", 1)),
+        "n03000134/n03000134_a b.ü.JPEG": insert_magic(draw("train", 1)),
     }
     for name, data in special.items():
         (root / "train" / name).write_bytes(data)
@@ -48,15 +48,15 @@ def make_imagenet(root: Path) -> None:
     (root / "imagenet_metadata.txt").write_text("".join(f"{name}\t{text}\n" for name, text in SYNSETS.items()))
 
 
-def make_oddities(root: Path, imagenet: Path) -> None:
-    """The same as links, and folders in folders, other endings, an image to be turned, files that are no images."""
+def make_unusual_folders(root: Path, imagenet: Path) -> None:
+    """Write links to the same images, nested folders, other extensions, an EXIF-rotated image and a text file."""
     turned = Image.Exif()
     turned[0x0112] = 6
     files = {
         "n01440764/deeper/IMAGE.JPG": draw("train", 5),
         "n01440764/deeper/zebra.png": encode("png"),
         "n01440764/turned.jpg": encode("jpeg", exif=turned),
-        "n01440764/notes.txt": b"no image",
+        "n01440764/notes.txt": b"not an image",
         "Größe 10/Größe.jpeg": draw("train", 6),
     }
     for split in ("train", "val"):
@@ -86,18 +86,18 @@ def encode(kind: str, mode: str = "RGB", **options: Image.Exif) -> bytes:
     return file.getvalue()
 
 
-def with_magic(jpeg: bytes) -> bytes:
-    """With RecordIO's magic number, aligned, in a comment: such an image is stored in several parts."""
+def insert_magic(jpeg: bytes) -> bytes:
+    """Return the JPEG with RecordIO's magic number, aligned, in a comment: such an image is stored in several parts."""
     comment = b"to" + MAGIC_BYTES + b"be split" + MAGIC_BYTES
     return jpeg[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + jpeg[2:]
 
 
 def pack_payload(payload: bytes) -> bytes:
-    return b"".join(pack_parts(b"", payload))
+    return b"".join(pack_record(b"", payload))
 
 
 def pack_image(record: ImageRecord) -> bytes:
-    return b"".join(pack_parts(pack_labels(record), bytes(record.image)))
+    return b"".join(pack_record(pack_labels(record), bytes(record.image)))
 
 
 def read_all(path: Path) -> dict[str, list[Sample]]:
@@ -105,7 +105,7 @@ def read_all(path: Path) -> dict[str, list[Sample]]:
 
 
 def label_by_folder(root: Path) -> dict[str, int]:
-    """Names of the images below a folder, each with the rank of the folder that holds it."""
-    names = sorted(path.relative_to(root) for path in root.rglob("*") if path.suffix.lower() in ENDINGS)
+    """Return the label of each image below a folder: the rank of its folder."""
+    names = sorted(path.relative_to(root) for path in root.rglob("*") if path.suffix.lower() in EXTENSIONS)
     folders = sorted({name.parent for name in names})
     return {name.as_posix(): folders.index(name.parent) for name in names}

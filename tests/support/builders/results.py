@@ -1,4 +1,4 @@
-"""Made-up results of a machine: a bench, a data bench, a profile; and their run folders, with only result.json."""
+"""Generated results of a bench, a data bench and a profile, and run folders with only result.json."""
 
 import gzip
 import json
@@ -36,7 +36,7 @@ def make_result(
     software: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Result:
-    """A bench of resnet50; no half_width means an interval that was not established."""
+    """Return a bench of resnet50; half_width None means no interval was established."""
     config = load_config("resnet50", settings=[*RESOLVED, *settings])
     covers = "within this run" if half_width is not None else "not established: 13 steady steps, 50 needed"
     ci95 = None if half_width is None or rate is None else (rate * (1 - half_width), rate * (1 + half_width))
@@ -60,7 +60,7 @@ def make_result(
 
 
 def write_run(folder: Path, result: Result, children: Sequence[Result] = ()) -> Path:
-    """Write the run folder of a result, with those of its points."""
+    """Write the run folder of a result and of its points."""
     path = folder / result.run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text(dump_json(result.model_dump(mode="json", exclude_none=True)))
@@ -95,7 +95,7 @@ POINTS = [
 ]
 
 
-def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> DataBenchResult:
+def make_data_bench(points: list[ThreadPoint] | None = None, **changes) -> DataBenchResult:
     data = {"path": "data/set", "storage": "RecordIO", "split": "train", "images": 1200, "image_bytes": 2048.0}
     made = {"image_size": 224, "batch_size": 64, "transform": "random crop, flip", "decode": "simplejpeg"}
     measured = {
@@ -110,7 +110,7 @@ def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> DataBenc
 
 
 def make_timeline(kind: str = "cpu", **changes: Any) -> Timeline:
-    """What the profile of a CPU (`cpu`) or of a GPU (`cuda`) says; a kernel's name has 1,843 characters."""
+    """Return the timeline of a golden profile, `cpu` or `cuda`; one kernel name has 1,843 characters."""
     values = json.loads((ROOT / f"tests/golden/profiles/{kind}.json").read_text())
     return Timeline(**(values | changes))
 
@@ -119,8 +119,8 @@ def make_profile(timeline: Timeline | None = None) -> Result:
     timeline = timeline or make_timeline()
     running, device = ("operators", "Intel Xeon") if timeline.device == "cpu" else ("kernels", "NVIDIA A100")
     verdict = f"ResNet-50: {running} run for {100 * timeline.compute_utilisation:.1f} % of the step"
-    message = {"kind": "profile", "command": "trainstone profile", "device": device, "verdict": verdict}
-    return make_result("profile0", 8 / 1.7, timeline=timeline, **message)
+    values = {"kind": "profile", "command": "trainstone profile", "device": device, "verdict": verdict}
+    return make_result("profile0", 8 / 1.7, timeline=timeline, **values)
 
 
 def write_profile(folder: Path, timeline: Timeline | None = None) -> Path:
@@ -131,7 +131,7 @@ def write_profile(folder: Path, timeline: Timeline | None = None) -> Path:
 
 
 def draw_ar1(seed: int, num: int, n: int, phi: float, *, skewed: bool = False) -> np.ndarray:
-    """Series of step durations with autocorrelated noise, of unit variance; skewed ones of exponential noise."""
+    """Draw series of step durations with autocorrelated noise of unit variance; skewed: exponential noise."""
     rng = np.random.default_rng(seed)
     kicks = rng.exponential(size=(num, n + 100)) - 1 if skewed else rng.standard_normal((num, n + 100))
     for step in range(1, n + 100):

@@ -1,4 +1,4 @@
-"""Made-up sweeps for tests: rows that a machine might have had, and a real sweep whose points need no torch."""
+"""Generated sweep rows, and a real sweep whose points need no torch."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from support.processes.flows import follow
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.flows import child_runs
-from trainstone.flows.sweep.plan import SweepPlan, make_plan
+from trainstone.flows.sweep.plan import SweepPlan, plan_from_flags
 from trainstone.flows.sweep.run import run_sweep
 from trainstone.machine.facts import read_software
 from trainstone.results.run_folder import RunFolder, create_run
@@ -40,12 +40,12 @@ def make_sweep(*rows: SweepRow, key: str = BATCH, **changes: Any) -> Sweep:
 
 
 def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:
-    """Points of a machine whose step costs so much."""
+    """Return the rows of a machine with a fixed and a per-image step cost."""
     return [make_row(batch, batch / (fixed + per_image * batch)) for batch in batches]
 
 
 def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **requested: Any) -> SweepPlan:
-    return make_plan(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **requested)
+    return plan_from_flags(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **requested)
 
 
 def write_fake_result(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Made-up traces of torch.profiler with known answers: events by a few words, files in any layout."""
+"""Generated torch.profiler traces with known results."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ BASE_US = 1_000_000
 
 
 def event(name: str, cat: str, pid: int, tid: int, start: float, dur: float, args: dict[str, Any]) -> Event:
-    """An event of some microseconds since the beginning."""
+    """Return an event; times are microseconds since the start of the trace."""
     known = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid}
     return known | {"ts": BASE_US + start, "dur": dur, "args": args}
 
 
 def host(name: str, start: float, dur: float, *, cat: str = "cpu_op", tid: int = HOST, **args: Any) -> Event:
-    """An operator, or with another `cat` a mark or call, of a thread."""
+    """Return an operator of a thread, or with another `cat` a mark or call."""
     named = {key.replace("_", " "): value for key, value in args.items()}
     return event(name, cat, HOST, tid, start, dur, named)
 
@@ -36,7 +36,7 @@ def call(start: float, dur: float, correlation: int, *, name: str = "cudaLaunchK
 def kernel(
     start: float, dur: float, correlation: int = 0, *, name="gemm", cat="kernel", stream: int = 7, device: int = 0
 ) -> Event:
-    """A kernel, or with another `cat` a copy."""
+    """Return a kernel, or with another `cat` a copy."""
     args = {"device": device, "stream": stream, "correlation": correlation, "External id": 0}
     return event(name, cat, device, stream, start, dur, args)
 
@@ -56,7 +56,7 @@ def write_trace(path: Path, events: list[Event]) -> Path:
 
 
 def small_trace() -> list[Event]:
-    """Two steps on a device with all that a trace can have: marks, nesting, launches, copies, waits, communication."""
+    """Return two steps on a device with every kind of event: marks, nesting, launches, copies, waits, communication."""
     events: list[Event] = [thread_name(HOST, "thread 100 (python)")]
     for number in range(2):
         at = 1000.0 * number

@@ -1,4 +1,4 @@
-"""A made-up training run: 400 steps, an evaluation after each of 8 epochs, the target reached by the last."""
+"""A generated training run: 400 steps, an evaluation after each of 8 epochs, the last one reaches the target."""
 
 import math
 import random
@@ -10,13 +10,13 @@ from typing import Any
 import tomli_w
 
 from support.builders.results import make_result, write_run
-from trainstone.results.combine import BegunRun, assess_repeated, combine_trainings
+from trainstone.results.combine import StartedRun, assess_repeated, combine_trainings
 from trainstone.results.run_folder import read_result
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema.run import Phases, Point, Result
 from trainstone.results.steps import StepRecord, StepWriter
 from trainstone.results.training import is_complete
-from trainstone.results.verdicts import write_learning_verdict
+from trainstone.results.verdicts import format_training_verdict
 
 STEPS_PER_EPOCH, EPOCHS, BATCH = 50, 8, 64
 STEP_SECONDS, WAIT_SECONDS, EVAL_SECONDS, SAVE_SECONDS = 0.3, 0.02, 3.0, 0.4
@@ -25,7 +25,7 @@ TOP1 = (0.212, 0.405, 0.558, 0.667, 0.741, 0.826, 0.881, 0.924)
 
 
 def make_steps() -> list[StepRecord]:
-    """Losses fall and scatter; the rate warms up over an epoch and falls as a cosine; evaluations lie between."""
+    """Return steps with falling, noisy losses and a cosine learning rate with one epoch of warm-up."""
     draw = random.Random(6)
     steps = []
     for step in range(STEPS_PER_EPOCH * EPOCHS):
@@ -62,7 +62,7 @@ def make_quality(**changes: Any) -> Quality:
 
 
 def make_phases() -> Phases:
-    """What the steps, evaluations and checkpoints of the run took, of 170 s in all."""
+    """Return the durations of steps, evaluations and checkpoints; the run took 170 s in total."""
     num_steps = STEPS_PER_EPOCH * EPOCHS
     return Phases(
         train_seconds=num_steps * STEP_SECONDS,
@@ -76,7 +76,7 @@ def make_phases() -> Phases:
 def make_training(run_id: str = "train0", quality: Quality | None = None, **changes: Any) -> Result:
     quality = quality or make_quality()
     status = changes.get("status", "target_reached")
-    verdict = write_learning_verdict(quality, status, make_phases(), "ResNet-18")
+    verdict = format_training_verdict(quality, status, make_phases(), "ResNet-18")
     given = {"kind": "train", "command": "trainstone train", "status": status, "verdict": verdict}
     given |= {"quality": quality, "phases": make_phases()}
     return make_result(run_id, BATCH / STEP_SECONDS, **(given | changes))
@@ -90,24 +90,24 @@ def write_training(folder: Path, result: Result | None = None, steps: list[StepR
     return path
 
 
-def make_child(seed: int, seconds: float | None, **changes: Any) -> BegunRun:
-    """A run that reached its target after so many seconds, in the more epochs the longer it took; None: it missed."""
+def make_child(seed: int, seconds: float | None, **changes: Any) -> StartedRun:
+    """Return a run that reached its target after `seconds` (more seconds: more epochs), or missed it (None)."""
     epochs = len(TOP1) if seconds is None else min(len(TOP1), round(seconds / 10))
     values = [0.95 * value for value in TOP1] if seconds is None else [*TOP1[: epochs - 1], 0.9 + seed / 1000]
     scale = (seconds or 100.0) / make_evaluations(tuple(values))[-1].seconds
     history = [found.model_copy(update={"seconds": found.seconds * scale}) for found in make_evaluations(tuple(values))]
     quality = make_quality(history=history, seconds_to_target=seconds)
     status = changes.get("status", "target_missed" if seconds is None else "target_reached")
-    given = {"status": status, "verdict": write_learning_verdict(quality, status, None, "ResNet-18")}
+    given = {"status": status, "verdict": format_training_verdict(quality, status, None, "ResNet-18")}
     result = make_training(f"run-{seed}", quality, **(given | {"settings": (f"seed={seed}",)} | changes))
-    return BegunRun(f"points/{result.run_id}", result)
+    return StartedRun(f"points/{result.run_id}", result)
 
 
-def make_children(times: Sequence[float | None]) -> list[BegunRun]:
+def make_children(times: Sequence[float | None]) -> list[StartedRun]:
     return [make_child(FIRST_SEED + place, seconds) for place, seconds in enumerate(times)]
 
 
-def make_repeated(children: Sequence[BegunRun], num_runs: int | None = None, **changes: Any) -> Result:
+def make_repeated(children: Sequence[StartedRun], num_runs: int | None = None, **changes: Any) -> Result:
     requested = Repeated(num_runs=num_runs or len(children), first_seed=FIRST_SEED)
     parent = make_training(
         "parent", quality=None, throughput=None, repeated=requested, status="running", settings=(f"seed={FIRST_SEED}",)

@@ -1,4 +1,4 @@
-"""A training run small enough for a test, in this process, and what one left behind wherever it ran."""
+"""A small training run in this process, and the files of a finished training run."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from trainstone.results.run_folder import RunFolder, create_run, read_result, re
 from trainstone.results.schema.run import Result
 from trainstone.results.steps import Columns, read_columns
 
-# 12 steps an epoch; 43 images fill no batch of any usual size.
+# 12 steps per epoch; 43 images are not a multiple of a usual batch size.
 SMALL = {
     "device": "cpu",
     "engine.threads": 1,
@@ -33,7 +33,7 @@ SMALL = {
 
 
 def list_settings(**changes: Any) -> list[str]:
-    """The small run as KEY=VALUE; a__b stands for a.b."""
+    """Return the small run's settings as KEY=VALUE; a__b stands for a.b."""
     merged = SMALL | {name.replace("__", "."): value for name, value in changes.items()}
     return [f"{name}={json.dumps(value)}" for name, value in merged.items()]
 
@@ -54,7 +54,7 @@ def train_here(
     resume: bool = False,
     act: Callable[[Progress], None] = lambda _progress: None,
 ) -> RunFolder:
-    """Train in this process, into a new run below `folder` or into the run `folder`; `act` sees all progress."""
+    """Train in this process in a new run below `folder`, or resume the run `folder`; `act` gets all progress."""
     from trainstone.flows import observation
     from trainstone.flows.train.run import run_train
     from trainstone.measure.peaks import Peaks
@@ -67,13 +67,13 @@ def train_here(
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainedRun:
     result: Result
     tensors: dict[str, Any]
-    """Of its last checkpoint, under their names there, random states left out."""
+    """Tensors of the last checkpoint, without random states."""
     document: dict[str, Any]
     steps: list[Columns]
-    """A rank each."""
+    """One table per rank."""
 
     @property
     def evaluated(self) -> list[tuple[Any, ...]]:
@@ -81,7 +81,7 @@ class Learned:
         return [(one.epoch, one.step, one.images, one.metrics) for one in history]
 
 
-def read_learned(run: Path, ranks: int = 1) -> Learned:
+def read_trained_run(run: Path, ranks: int = 1) -> TrainedRun:
     from trainstone.flows.train.checkpoint import find_latest
 
     checkpoint, damaged = find_latest(run / "checkpoints")
@@ -91,11 +91,13 @@ def read_learned(run: Path, ranks: int = 1) -> Learned:
         name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(("model.", "ema.", "optimizer."))
     }
     steps = [read_columns(run / f"steps-rank{number:04d}.csv") for number in range(ranks)]
-    return Learned(read_result(run), tensors, checkpoint.document, steps)
+    return TrainedRun(read_result(run), tensors, checkpoint.document, steps)
 
 
-def assert_same(one: Learned, other: Learned, *, columns: Sequence[str] = ("step", "epoch", "loss", "lr")) -> None:
-    """The same to the bit: weights, their average, momentum, losses of every step, evaluations."""
+def assert_same(
+    one: TrainedRun, other: TrainedRun, *, columns: Sequence[str] = ("step", "epoch", "loss", "lr")
+) -> None:
+    """Assert bitwise equality of weights, EMA, momentum, losses of every step, and evaluations."""
     assert one.tensors.keys() == other.tensors.keys()
     assert [name for name in one.tensors if not one.tensors[name].equal(other.tensors[name])] == []
     for mine, theirs in zip(one.steps, other.steps, strict=True):
@@ -103,8 +105,8 @@ def assert_same(one: Learned, other: Learned, *, columns: Sequence[str] = ("step
     assert one.evaluated == other.evaluated
 
 
-def assert_trained_alike(one: Learned, other: Learned) -> None:
-    """To the bit; but a checkpoint out of turn averages running statistics once more, which moves their last bits."""
+def assert_trained_alike(one: TrainedRun, other: TrainedRun) -> None:
+    """Assert bitwise equality except for batch norm statistics: an extra checkpoint averages them once more."""
     weights = [name for name in one.tensors if ".running_" not in name]
     assert [name for name in weights if not one.tensors[name].equal(other.tensors[name])] == []
     for name, tensor in one.tensors.items():
@@ -112,6 +114,6 @@ def assert_trained_alike(one: Learned, other: Learned) -> None:
     assert [columns["loss"].tolist() for columns in one.steps] == [columns["loss"].tolist() for columns in other.steps]
 
 
-def furthest(one: Learned, other: Learned) -> float:
+def max_difference(one: TrainedRun, other: TrainedRun) -> float:
     assert one.tensors.keys() == other.tensors.keys()
     return max(float((t.double() - other.tensors[name].double()).abs().max()) for name, t in one.tensors.items())

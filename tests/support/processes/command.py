@@ -1,4 +1,4 @@
-"""The real command line, for tests: where the repository is, a network small enough, what a command left behind."""
+"""Helpers for tests of the command line: repository path, small networks, results of commands."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 LIMIT = 600.0
-"""Seconds that a test waits for anything before it fails: only hangs take so long, on the slowest machine too."""
-# A network small enough for a test: some 20 ms a step on two cores.
+"""Seconds that a test waits for anything before it fails; on any machine only a hang takes so long."""
+# A network small enough for a test: about 20 ms per step on two cores.
 TINY = ("device=cpu", "model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32")
-# A quarter as wide, for tests that do not look at shares of a step. Not narrower: with fewer than 16 channels oneDNN
-# writes past its memory in strided 1x1 convolutions (uxlfoundation/oneDNN issue 6035).
-# One thread: two wait for each other wherever another process takes a core.
+# A quarter as wide, for tests that do not check step phases. Not narrower: with fewer than 16 channels oneDNN writes
+# out of bounds in strided 1x1 convolutions (uxlfoundation/oneDNN issue 6035).
+# One thread: two threads wait for each other if another process uses a core.
 NARROW = (*TINY, "model.width=16", "engine.threads=1")
 
 
@@ -50,7 +50,7 @@ def find_free_port() -> int:
 
 
 def copy_golden(folder: Path, case: str) -> Path:
-    """Copy a run of tests/golden and make its files old: git keeps no times, and a run with fresh files lives."""
+    """Copy a run of tests/golden with old file times: a run with new files would count as running."""
     path = shutil.copytree(ROOT / "tests/golden" / case, folder / case)
     for copied in (path, *path.rglob("*")):
         os.utime(copied, (1e9, 1e9))

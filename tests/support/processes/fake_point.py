@@ -1,8 +1,7 @@
-"""A point of a sweep without torch, nor anything else that takes long to import: it behaves as told and leaves a run
-folder like bench's.
+"""A fake point of a sweep without torch and other slow imports: behaves as configured and writes a run folder.
 
-FAKE_POINTS is a table as JSON: what happens at which train.batch_size or train.precision; elsewhere all is well.
-FAKE_RESULT is a file with the result.json of some run, which this one's is like.
+FAKE_POINTS is a JSON table of actions by train.batch_size or train.precision; other points succeed.
+FAKE_RESULT is a result.json that this point's result is based on.
 """
 
 import json
@@ -24,7 +23,7 @@ FAILURES = {
     "config": (2, "run-failed", "the recipe is nonsense"),
     "own": (2, "run-failed", "train.batch_size = 1 is too small"),
     "data": (3, "run-failed", "no data set in /nowhere/seed of any seed"),
-    "machine": (4, "run-failed", "there is no ncu"),
+    "machine": (4, "run-failed", "ncu was not found"),
 }
 
 
@@ -38,7 +37,7 @@ def main() -> None:
     folder = Path(os.environ["TRAINSTONE_RUN"])
     run_id = folder.name
     assert folder.parent.samefile(sys.argv[sys.argv.index("--out") + 1])
-    # What a real one finds out for each auto.
+    # A real point resolves every auto.
     (folder / "config.toml").write_text(text.replace('precision = "auto"', 'precision = "fp32"'))
     result = json.loads(Path(os.environ["FAKE_RESULT"]).read_text())
     config = tomllib.loads((folder / "config.toml").read_text())
@@ -59,17 +58,22 @@ def write(folder: Path, result: dict[str, Any]) -> None:
 def act(action: str, folder: Path, result: dict[str, Any]) -> None:
     if action in FAILURES:
         code, name, message = FAILURES[action]
-        text = {"code": name, "severity": "error", "message": message, "hint": "none"}
-        write(folder, result | {"status": "failed", "findings": [text]})
+        finding = {"code": name, "severity": "error", "message": message, "hint": "none"}
+        write(folder, result | {"status": "failed", "findings": [finding]})
         failure = {"rank": 0, "host": "here", "exit_code": code, "message": message, "hint": "none"}
-        failure |= {"time_seconds": time.time(), "echo": False}
+        failure |= {"time_seconds": time.time(), "secondary": False}
         (folder / "launch/failed-rank0000.json").write_text(json.dumps(failure))
         sys.exit(code)
     if action in SIGNALS:
         os.kill(os.getpid(), SIGNALS[action])
     if action == "no counters":
-        text = {"code": "not-measured", "severity": "warning", "message": "core utilisation: forbidden", "hint": "ask"}
-        result["findings"] = [text]
+        finding = {
+            "code": "not-measured",
+            "severity": "warning",
+            "message": "core utilisation: forbidden",
+            "hint": "ask",
+        }
+        result["findings"] = [finding]
     if action == "slow":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.default_int_handler)

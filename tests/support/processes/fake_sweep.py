@@ -1,4 +1,4 @@
-"""The command line with points that need no torch and without a page: python fake_sweep.py sweep ..."""
+"""The command line with fake sweep points and without a report page: python fake_sweep.py sweep ..."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs a flow in this process, as cli/execute.py does, without a command line around it."""
+"""Run a flow in this process like cli/execute.py, without the command line."""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -11,7 +11,7 @@ from trainstone.results.run_folder import RunFolder
 
 
 class LateTimer(HostTimer):
-    """Reads marks two steps late, as CUDA events are read."""
+    """Reads marks two steps late, like CUDA events."""
 
     lag = 2
 

@@ -1,9 +1,9 @@
-"""Quick real processes of the command line: a parent that has imported torch once forks them.
+"""Fast processes of the real command line: a parent process that has imported torch once forks them.
 
-Importing torch takes seconds; a run that is killed and resumed, on several ranks, is many processes. The children are
-ordinary: own process groups, own signals, `trainstone`'s own main. Unless asked for, they measure no peak, draw no
-report page, and fork the child runs of --runs and sweep.
-A test file may name one of its own functions: every rank of a world calls it and hands back what it returns, as JSON.
+Importing torch takes seconds, and tests of resumed runs on several ranks start many processes. The children have their
+own process groups and signals and run `trainstone`'s main. By default they skip peak measurement and report page, and
+fork the child runs of --runs and sweep. `run_ranks` calls a function of a test file on every rank and returns the
+results as JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from support.processes.command import LIMIT, ROOT, Finished, find_free_port
-from trainstone.machine.allocator import keeping_environment
+from trainstone.machine.allocator import add_tunables
 
 if TYPE_CHECKING:
     from trainstone.config.schema import ParallelConfig
@@ -53,25 +53,25 @@ class Child:
         os.kill(self.pid, number)
 
     def wait(self) -> Finished:
-        code = self.nursery.ask({"wait": self.pid})["code"]
+        code = self.nursery.request({"wait": self.pid})["code"]
         assert code is not None, f"took too long: {self.err.read_text()[-2000:]}"
         return Finished(code, self.out.read_text(), self.err.read_text())
 
 
 class Nursery:
-    """The parent; children that are left when it is closed are killed."""
+    """The parent process; close() kills the remaining children."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._count = 0
-        # No launcher of this machine reaches the children.
+        # Remove this machine's launcher variables.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
         environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # the command line sets it before it imports torch
         self._parent = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
-            env=keeping_environment(environment),  # a fork cannot restart itself to keep its memory
+            env=add_tunables(environment),  # a fork cannot restart itself to set them
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -80,11 +80,11 @@ class Nursery:
     def close(self) -> None:
         with self._parent as parent:
             assert parent.stdin is not None
-            parent.stdin.close()  # it ends its children, and itself
+            parent.stdin.close()  # ends the parent and its children
             parent.wait(LIMIT)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def request(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._parent.stdin
         assert self._parent.stdout
         self._parent.stdin.write(json.dumps(question) + "\n")
@@ -99,12 +99,12 @@ class Nursery:
         ignore: Sequence[int] = (),
         cwd: Path | None = None,
         terminal: str | None = None,
-        whole: bool = False,
+        with_report: bool = False,
         prepare: str = "",
     ) -> Child:
-        """Start `trainstone` with arguments; `terminal` takes its output, `whole` leaves nothing out.
+        """Start `trainstone` with arguments; its output goes to `terminal` if given.
 
-        `prepare`: what the child does before, in Python.
+        `with_report`: measure the peak and write the page. `prepare`: Python code that the child executes first.
         """
         self._count += 1
         out, err = (self.folder / f"{self._count}.{kind}" for kind in ("out", "err"))
@@ -117,10 +117,10 @@ class Nursery:
             "out": terminal or str(out),
             "err": terminal or str(err),
             "ignore": list(ignore),
-            "whole": whole,
+            "with_report": with_report,
             "prepare": prepare,
         }
-        return Child(self, self.ask(question)["pid"], out, err)
+        return Child(self, self.request(question)["pid"], out, err)
 
     def start_ranks(self, world: int, *arguments: str, prepare: str = "") -> list[Child]:
         if world == 1:
@@ -131,7 +131,7 @@ class Nursery:
         return [self.start(*arguments, env=same | place, prepare=prepare) for place in places]
 
     def run(self, *arguments: str, world: int = 1) -> Finished:
-        """Run to the end; what the first rank said. All ranks must end alike."""
+        """Run to the end and return rank 0's result; all ranks must have the same exit code."""
         ended = [child.wait() for child in self.start_ranks(world, *arguments)]
         assert {one.code for one in ended} == {ended[0].code}, ended
         return ended[0]
@@ -145,12 +145,12 @@ def share_nursery() -> Nursery:
 def wait_until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"condition not met within {LIMIT:.0f} s"
         time.sleep(0.003)
 
 
 def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
-    """Call a function of a file in so many ranks; return what each returned, None of a rank that ended before."""
+    """Call a function on every rank of a new world; return each rank's result, None for a rank that ended early."""
     folder.mkdir(parents=True, exist_ok=True)
     name, file = function.__name__, function.__code__.co_filename
     call = CALL.format(file=file, function=name, arguments=arguments, folder=str(folder))
@@ -171,9 +171,9 @@ def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
 
 
 def serve() -> None:
-    # A warning is an error here, but for those of torch about itself.
+    # Warnings are errors here, except torch's own deprecation warnings.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-    # What verbs import when they are called, which takes seconds.
+    # Modules that commands import lazily, which takes seconds.
     import altair  # noqa: F401
     import torch._inductor  # noqa: F401
 
@@ -189,7 +189,7 @@ def serve() -> None:
             answer = {"code": wait_for(question["wait"])}
             children.discard(question["wait"])
         else:
-            # Opened before the answer: a terminal is gone when the test closes its end and nobody else has it open.
+            # Opened before the answer: a terminal vanishes when the test closes the last open end.
             outputs = [os.open(question[kind], os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY) for kind in ("out", "err")]
             pid = os.fork()
             if pid == 0:
@@ -205,7 +205,7 @@ def serve() -> None:
 
 
 class ForkedRun:
-    """A child run as machine/supervisor.py starts it by subprocess.Popen, but forked from this process."""
+    """A child run like subprocess.Popen in machine/supervisor.py, but forked from this process."""
 
     returncode: int | None = None
 
@@ -219,7 +219,7 @@ class ForkedRun:
                 signal.signal(number, signal.SIG_DFL)
             prepare()
             os.environ.clear()
-            question = {"arguments": words, "env": env, "cwd": ".", "ignore": (), "whole": True, "prepare": ""}
+            question = {"arguments": words, "env": env, "cwd": ".", "ignore": (), "with_report": True, "prepare": ""}
             be_child(question, [output, os.dup(output)], main)
 
     def poll(self) -> int | None:
@@ -239,7 +239,7 @@ class ForkedRun:
 
 
 def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subprocess.Popen[bytes]:
-    """Stand in for subprocess.Popen: fork child runs, start everything else."""
+    """Replacement of subprocess.Popen: fork child runs, start all other commands normally."""
     from trainstone.flows.child_runs import TRAINSTONE
 
     if tuple(command[: len(TRAINSTONE)]) != TRAINSTONE:
@@ -247,7 +247,7 @@ def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subproc
     return ForkedRun(command[len(TRAINSTONE) :], options["env"], options["stdout"].fileno(), options["preexec_fn"])
 
 
-def leave_out() -> None:
+def skip_slow_parts() -> None:
     import trainstone.cli.execute
     import trainstone.machine.supervisor
     from trainstone.flows import observation
@@ -261,7 +261,7 @@ def leave_out() -> None:
 
 
 def wait_for(pid: int, seconds: float = LIMIT) -> int | None:
-    """Return a child's exit code, minus the signal that killed it; None: it still runs."""
+    """Return a child's exit code (negative: the signal that killed it), or None if it is still running."""
     end = time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -280,16 +280,16 @@ def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], No
             signal.signal(number, signal.SIG_IGN)
         for number, descriptor in zip((1, 2), outputs, strict=True):
             os.dup2(descriptor, number)
-        os.closerange(3, 1000)  # as a new process has it
-        # Those of the parent remember what kind of file they were.
+        os.closerange(3, 1000)  # like in a new process
+        # New file objects: the parent's have cached the kind of file.
         encoding = question["env"].get("PYTHONIOENCODING", "utf-8")
         sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, encoding=encoding, closefd=False) for n in (1, 2))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(question["cwd"])
         os.environ |= question["env"]
         sys.argv = ["trainstone", *question["arguments"]]
-        if not question["whole"]:
-            leave_out()
+        if not question["with_report"]:
+            skip_slow_parts()
         exec(question["prepare"], {})
         main()
         code = 0

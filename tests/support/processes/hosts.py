@@ -1,6 +1,6 @@
-"""Several hosts on one machine: network name spaces with addresses and host names of their own, on one bridge.
+"""Several fake hosts on one machine: network namespaces with their own addresses and host names, on one bridge.
 
-Needs root and the command `ip`. What is made here is taken away at the end.
+Needs root and the command `ip`. Everything is removed at the end.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ SPACES = Path("/var/run/netns")
 
 @dataclass
 class Hosts:
-    """The hosts h1, h2, ... with addresses 10.77.0.1, 10.77.0.2, ... at eth0."""
+    """The hosts h1, h2, ... with addresses 10.77.0.1, 10.77.0.2, ... on eth0."""
 
     names: list[str]
     nursery: Nursery
@@ -42,9 +42,9 @@ class Hosts:
         before: dict[str, str] | None = None,
         prepare: str = "",
     ) -> list[Child]:
-        """Start trainstone as ranks on these hosts.
+        """Start trainstone ranks on these hosts.
 
-        By host: `env`; `before`, a shell line that may change its mounts. `prepare`: Python that each rank runs before.
+        By host: `env`, and `before`, a shell command that may change mounts. `prepare`: Python that ranks run first.
         """
         started = []
         self.port += 1

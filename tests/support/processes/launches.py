@@ -1,4 +1,4 @@
-"""Training runs that are killed and go on: by `trainstone launch` with real engines, or as ranks of the nursery."""
+"""Training runs that are killed and resumed: with `trainstone launch`, or as forked ranks."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from support.builders.training_runs import Learned, make_config, read_learned, set_arguments
+from support.builders.training_runs import TrainedRun, make_config, read_trained_run, set_arguments
 from support.processes.command import LIMIT, command_line, find_run
 from support.processes.forked import LAUNCHERS, Child, Nursery, wait_until
 from trainstone.config.schema import System
@@ -52,14 +52,14 @@ def finish(launched: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 
 
 def find_launched(out: Path) -> list[tuple[psutil.Process, int | None]]:
-    """The processes of launches below a folder, engines and children of ranks too; ranks with their number."""
+    """Find all processes of launches below a folder, including launchers and children of ranks; ranks have a number."""
     found = []
     for process in psutil.process_iter():
         try:
-            message = process.environ()
-            if message.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and process.status() != psutil.STATUS_ZOMBIE:
-                number = message.get("RANK", message.get("OMPI_COMM_WORLD_RANK"))
-                # A rank's own child, such as multiprocessing's resource tracker, has its environment.
+            environment = process.environ()
+            if environment.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and process.status() != psutil.STATUS_ZOMBIE:
+                number = environment.get("RANK", environment.get("OMPI_COMM_WORLD_RANK"))
+                # A rank's child, such as multiprocessing's resource tracker, inherits its environment.
                 is_rank = number is not None and "trainstone" in process.cmdline()
                 found.append((process, int(number) if number is not None and is_rank else None))
         except (OSError, psutil.Error):
@@ -72,7 +72,7 @@ def find_ranks(out: Path) -> dict[int, psutil.Process]:
 
 
 def find_step(out: Path) -> int:
-    """The step of the last checkpoint; -1: there is none."""
+    """Return the step of the last checkpoint, or -1."""
     steps = [int(path.stem.removeprefix("step-")) for path in out.glob("*/checkpoints/step-*.safetensors")]
     return max(steps, default=-1)
 
@@ -86,34 +86,34 @@ def kill_rank(out: Path, number: int) -> None:
 
 
 def draw_steps(chance: random.Random, kills: int, steps: int) -> list[int]:
-    """Steps to kill a rank at: any, one in each of equal parts of the run; not the last ones, or it may have ended."""
+    """Draw steps at which to kill a rank, one in each equal part of the run, but not the last steps."""
     part = (steps - 3 * EVERY) // kills
     return [number * part + chance.randrange(EVERY, part) for number in range(kills)]
 
 
 def kill_at(out: Path, step: int, chance: random.Random) -> None:
-    """Kill one of two ranks around a step, once this start has got further than the one before, and see all end."""
+    """Kill one of two ranks around a step, after the run has made progress since the last start; wait for both."""
     wait_for_training(out, max(find_step(out) + 1, step - step % EVERY))
     ranks, rank = find_ranks(out), chance.randrange(2)
-    time.sleep(step % EVERY * chance.uniform(0, 0.05))  # as long as its steps after the checkpoint may take
+    time.sleep(step % EVERY * chance.uniform(0, 0.05))  # about the time of the steps after the checkpoint
     ranks[rank].send_signal(signal.SIGKILL)
-    print(f"rank {rank} was killed about step {step}; the last checkpoint is of step {find_step(out)}")
+    print(f"killed rank {rank} at about step {step}; last checkpoint at step {find_step(out)}")
     _, left = psutil.wait_procs(list(ranks.values()), LIMIT)
     assert not left
 
 
 RANK_STEPS = {1: 96, 2: 48, 3: 36}
-"""Of a run, by ranks: long enough to be met under way, several times where it is one rank."""
+"""Steps of a run by number of ranks: long enough to be killed several times."""
 
 
 def start(
     nursery: Nursery, ranks: int, *arguments: str, steps: int | None = None, ignore: tuple[int, ...] = ()
 ) -> list[Child]:
-    """Start a run of so many steps with batch norm and an average of the weights, on however many ranks."""
-    # Several parcels of gradients, which are regrouped after the first step.
-    parcels = {"parallel.bucket_bytes": 20_000}
+    """Start a run of `steps` steps on `ranks` ranks."""
+    # Several gradient buckets, which are regrouped after the first step.
+    buckets = {"parallel.bucket_bytes": 20_000}
     epochs = (steps or RANK_STEPS[ranks]) * ranks / 12
-    settings = set_arguments(stop__epochs=epochs, checkpoint__every_steps=4, checkpoint__keep=2, **parcels)
+    settings = set_arguments(stop__epochs=epochs, checkpoint__every_steps=4, checkpoint__keep=2, **buckets)
     if ignore:
         return [nursery.start("train", "demo-classify", *settings, *arguments, ignore=ignore)]
     return nursery.start_ranks(ranks, "train", "demo-classify", *settings, *arguments)
@@ -125,23 +125,25 @@ def wait_for_steps(children: list[Child]) -> None:
 
 def kill_and_resume(
     nursery: Nursery, ranks: int, kills: int, out: Path, chance: random.Random, steps: int | None = None
-) -> tuple[Learned, int]:
-    """Kill all ranks somewhere, resume, kill again ...; let the last start end. Returns how many kills there were."""
+) -> tuple[TrainedRun, int]:
+    """Kill all ranks at random times and resume, `kills` times; then finish. Return the run and the number of kills."""
     children = start(nursery, ranks, "--out", str(out), steps=steps)
     killed = 0
     for _ in range(kills):
         wait_for_steps(children)
-        wait_until(lambda: any(out.glob("*/checkpoints/step-*.safetensors")))  # or it would only begin anew
+        wait_until(
+            lambda: any(out.glob("*/checkpoints/step-*.safetensors"))
+        )  # otherwise it would start from the beginning
         time.sleep(chance.uniform(0, 0.2))
         for child in children:
             child.send(signal.SIGKILL)
         codes = {child.wait().code for child in children}
         assert codes <= {-signal.SIGKILL, 0}
-        if codes == {0}:  # a quick machine had come to the end
-            return read_learned(find_run(out), ranks), killed
+        if codes == {0}:  # the run was already finished
+            return read_trained_run(find_run(out), ranks), killed
         killed += 1
         run = find_run(out)
         assert read_result(run).status in ("killed", "target_missed")
         children = nursery.start_ranks(ranks, "train", "--resume", str(run))
     assert {child.wait().code for child in children} == {0}
-    return read_learned(find_run(out), ranks), killed
+    return read_trained_run(find_run(out), ranks), killed

@@ -1,6 +1,6 @@
-"""The systems whose files trainstone reads and writes, each in an environment of its own (scripts/make-interop).
+"""Run programs with TensorFlow, MXNet, DALI or webdataset in their own environments (scripts/make-interop).
 
-A peer is a small program in tests/interop that one of their interpreters runs: jobs as JSON in, answers as JSON out.
+A peer is a small program in tests/interop for one of these environments: jobs as JSON in, answers as JSON out.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ PEERS = ROOT / "tests/interop"
 
 
 def find_peer(name: str) -> Path:
-    """The folder of an environment: tensorflow, mxnet, dali or webdataset."""
+    """Return the folder of an environment: tensorflow, mxnet, dali or webdataset; skip the test if it is missing."""
     folder = Path(os.environ.get("TRAINSTONE_INTEROP", ROOT / ".interop")) / name
     if not (folder / "bin/python").exists():
         pytest.skip("needs make interop")
@@ -47,5 +47,5 @@ def run_peer(name: str, *arguments: Path | str, text: str = "") -> str:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """What peers say of byte strings instead of sending them."""
+    """Return the hash that peers send instead of byte strings."""
     return hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Drives a real headless Chromium by the DevTools protocol over a pipe, so that tests see the page as a reader does.
+"""Drive a real headless Chromium with the DevTools protocol over a pipe, to test report pages.
 
 Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) and 4 (from it). No driver, no port.
 Protocol: https://chromedevtools.github.io/devtools-protocol/
@@ -25,10 +25,10 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
     *("--disable-dev-shm-usage", "--disable-breakpad", "--mute-audio", "--force-color-profile=srgb", "--lang=en-US"),
-    # Nothing outside is ever reached, whatever a page asks for; what it asks for is listed all the same.
+    # Block all external hosts; a page's requests are still recorded.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE localhost , EXCLUDE 127.0.0.1",
 )
-# Puts our pipes where Chromium looks for them. A process of its own: preexec_fn is unsafe beside torch's threads.
+# Moves the pipes to file descriptors 3 and 4. A separate process: preexec_fn is unsafe with torch's threads.
 LAUNCHER = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3])
@@ -39,7 +39,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class BrowserError(Exception):
-    """The browser did not start, answer or agree; or a script threw."""
+    """The browser did not start, did not answer or returned an error, or a script threw."""
 
 
 def find_chromium() -> str | None:
@@ -47,7 +47,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One Chromium with an empty profile; use it by `with`."""
+    """Context manager of a Chromium process with an empty profile."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Page] = {}
@@ -88,14 +88,14 @@ class Browser:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with contextlib.suppress(ProcessLookupError):  # helpers that outlived it; the group is ours alone
+        with contextlib.suppress(ProcessLookupError):  # remaining helper processes of its own process group
             os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._to)
         os.close(self._from)
         self._profile.cleanup()
 
     def open(self, place: Path | str, *, width: int = 1400, height: int = 900, dark: bool = False) -> "Page":
-        """Load a file or an address in a new page and return it when it has been loaded and drawn."""
+        """Open a file or an address in a new page and return it when it is loaded and drawn."""
         url = place.absolute().as_uri() if isinstance(place, Path) else place
         context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -106,7 +106,7 @@ class Browser:
         return page
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; events that come before it are handed to their pages."""
+        """Send a command and wait for its answer; events before it are passed to their pages."""
         number = self.send(method, session, **parameters)
         deadline = time.monotonic() + LIMIT
         while number not in self._answers:
@@ -144,8 +144,8 @@ class Browser:
                 page.take_event(message["method"], message["params"])
 
     def _describe_end(self) -> str:
-        said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
-        return f"exit code {self._process.poll()}, it said: {said[-500:] or 'nothing'}"
+        errors = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
+        return f"exit code {self._process.poll()}, stderr: {errors[-500:] or 'empty'}"
 
 
 class Page:
@@ -156,7 +156,7 @@ class Page:
         self._loaded = False
 
     def load(self, width: int, height: int, *, dark: bool) -> None:
-        """Go to the address; wait until it is loaded, its fonts are there and two frames have been drawn."""
+        """Load the address; wait until its fonts are loaded and two frames are drawn."""
         for domain in ("Runtime", "Log", "Network", "Page"):
             self._call(f"{domain}.enable")
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -173,18 +173,18 @@ class Page:
 
     @property
     def console_errors(self) -> list[str]:
-        """Exceptions, console.error and errors of the log (a resource that was not found) until now."""
+        """Exceptions, console.error and log errors (such as a missing resource) so far."""
         self.evaluate("0")
         return list(self._errors)
 
     @property
     def network_requests(self) -> list[str]:
-        """Every address asked for but the page's own; data: and blob: addresses ask nobody."""
+        """Every requested address except the page's own; data: and blob: addresses need no network."""
         self.evaluate("0")
         return list(self._requests)
 
     def evaluate(self, script: str) -> Any:
-        """Return an expression's value as JSON carries it, after its promise; a script that throws is an error here."""
+        """Evaluate an expression, await its promise, and return its JSON value; raise BrowserError if it throws."""
         answer = self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
         )
@@ -193,14 +193,14 @@ class Page:
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """Write a PNG of what the window shows; for scripts/take-screenshots."""
+        """Save the visible window as PNG; for scripts/take-screenshots."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
         self._browser.call("Target.closeTarget", targetId=self._target)
 
     def take_event(self, method: str, message: dict[str, Any]) -> None:
-        """Keep what tests ask for; the browser calls it."""
+        """Record an event of the page; called by the browser."""
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":

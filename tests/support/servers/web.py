@@ -1,4 +1,4 @@
-"""A web server on this machine that breaks off, forgets ranges, changes its files and lies, as a test tells it to."""
+"""A local web server with configurable faults: broken connections, ignored ranges, changed files, wrong headers."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Site:
-    """What a server holds and how it misbehaves; each list is used up by requests for files in `files`."""
+    """Files of a server and its faults; each list is consumed by requests for files in `files`."""
 
     def __init__(self, **files: bytes) -> None:
         self.files = {name.replace("__", "/").replace("_zip", ".zip"): data for name, data in files.items()}
@@ -23,7 +23,7 @@ class Site:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as its site tells it; a subclass has the site."""
+    """Serves the files and faults of its site; a subclass sets the site."""
 
     site: Site
 
@@ -51,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             self.send_response(206)
-            message = self.site.content_range or f"bytes {start}-{len(data) - 1}/{len(data)}"
-            self.send_header("Content-Range", message)
+            content_range = self.site.content_range or f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self.send_header("Content-Range", content_range)
         else:
             self.send_response(200)
         if self.site.length is not None:

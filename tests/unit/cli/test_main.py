@@ -1,4 +1,4 @@
-"""Errors, JSON, Ctrl-C, the progress line; names from files and machines are shown, never obeyed."""
+"""Test error messages, JSON output, Ctrl-C and the progress line; hostile text is escaped."""
 
 import io
 import json
@@ -11,11 +11,11 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.builders.hostile_text import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
+from support.builders.hostile_text import HOSTILE, HOSTILE_ESCAPED, HOSTILE_NAME, hidden
 from trainstone.cli import doctor, recipes
 from trainstone.cli.execute import print_error
 from trainstone.cli.main import main
-from trainstone.cli.render.output import interruptible, print_json
+from trainstone.cli.render.output import exit_on_interrupt, print_json
 from trainstone.cli.render.progress import ProgressLine, describe_progress, describe_work
 from trainstone.errors import RunError
 from trainstone.results.progress import Progress
@@ -28,25 +28,25 @@ summary = "%s"
 """
 
 
-def test_further_lines_are_kept_and_cannot_pass_for_ours(capsys):
+def test_print_error_indents_further_lines(capsys):
     print_error(RunError("the child said:\nTraceback\n\thint: rm -rf", hint="one\r\ntwo"))
     lines = ["error: the child said:", "       Traceback", "           hint: rm -rf", "hint:  one", "       two"]
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_a_path_in_an_error_is_not_obeyed(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(sys, "argv", ["trainstone", "recipes", str(tmp_path / f"{EVIL_NAME}.toml")])
-    with pytest.raises(SystemExit) as left:
+def test_main_escapes_hostile_path_in_error(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "argv", ["trainstone", "recipes", str(tmp_path / f"{HOSTILE_NAME}.toml")])
+    with pytest.raises(SystemExit) as exited:
         main()
-    assert left.value.code == 2
+    assert exited.value.code == 2
     err = capsys.readouterr().err
-    assert "no recipe file" in err
+    assert "recipe file not found" in err
     assert r"\x1b[31m" in err
     assert not hidden(err)
 
 
-def test_a_recipe_is_shown_with_its_lines_and_not_obeyed(capsys, tmp_path: Path):
-    path = tmp_path / f"{EVIL_NAME}.toml"
+def test_show_recipe_keeps_lines_and_escapes_hostile_text(capsys, tmp_path: Path):
+    path = tmp_path / f"{HOSTILE_NAME}.toml"
     text = RECIPE % r"\u001b[31m [red] \u202e" + "# raw \u202e [red]\n"
     path.write_text(text, encoding="utf-8")
     recipes.show_recipe(str(path), as_json=False)
@@ -57,21 +57,21 @@ def test_a_recipe_is_shown_with_its_lines_and_not_obeyed(capsys, tmp_path: Path)
     assert r"summary = \x1b[31m [red] \u202e" in out
 
 
-def test_the_doctor_shows_what_machines_say_and_does_not_obey(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_print_checks_escapes_hostile_text(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     from trainstone.flows import doctor as checkup
 
-    monkeypatch.setattr(checkup, "examine", lambda facts, out: [checkup.Check("device", "missing", EVIL, EVIL)])
+    monkeypatch.setattr(checkup, "examine", lambda facts, out: [checkup.Check("device", "missing", HOSTILE, HOSTILE)])
     doctor.print_checks(tmp_path, as_json=False)
     out = capsys.readouterr().out
     assert not hidden(out)
-    assert out.count(EVIL_SHOWN) == 2
+    assert out.count(HOSTILE_ESCAPED) == 2
 
 
-def test_ctrl_c_ends_without_a_traceback(capsys):
-    with pytest.raises(typer.Exit) as left, interruptible():
+def test_exit_on_interrupt_prints_message_and_exits_with_130(capsys):
+    with pytest.raises(typer.Exit) as exited, exit_on_interrupt():
         raise KeyboardInterrupt
-    assert left.value.exit_code == 130
-    assert "give the same command again to resume" in capsys.readouterr().err
+    assert exited.value.exit_code == 130
+    assert "run the same command again to resume" in capsys.readouterr().err
 
 
 TEXT = st.text(st.characters(exclude_categories=[]))
@@ -79,7 +79,7 @@ DOCUMENTS = st.recursive(TEXT | st.none() | st.integers() | st.booleans(), lambd
 
 
 def print_encoded(document: Any, encoding: str) -> str:
-    """Print to a stdout of that encoding, which refuses what it has not; return what arrived."""
+    """Print to a strict stdout with this encoding; return the decoded output."""
     raw = io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding, errors="strict", newline="\n"))
@@ -90,61 +90,61 @@ def print_encoded(document: Any, encoding: str) -> str:
 
 @settings(deadline=None)
 @given(DOCUMENTS, st.sampled_from(["utf-8", "ascii", "latin-1"]))
-def test_it_is_the_same_document(document: Any, encoding: str):
+def test_print_json_in_any_encoding_keeps_document(document: Any, encoding: str):
     printed = print_encoded(document, encoding)
     assert not hidden(printed)
-    # Two lone surrogates side by side are one character in JSON, whoever writes it.
+    # Two adjacent lone surrogates are one character in JSON.
     assert json.loads(printed) == json.loads(json.dumps(document))
 
 
-def test_readable_characters_stay_where_they_can():
+def test_print_json_keeps_characters_of_the_encoding():
     assert print_encoded({"a": "größer … 日本"}, "utf-8") == '{\n  "a": "größer … 日本"\n}\n'
     assert print_encoded(["µ"], "ascii") == '[\n  "\\u00b5"\n]\n'
 
 
 @pytest.mark.parametrize(
-    ("progress", "message"),
+    ("progress", "expected"),
     [
         (Progress("fitting"), "fitting"),
         (Progress("steps", 57, 4.91, 0.013, 12.3), "steps · step 57 · 4.91 images/s ± 1.3 % · at most 12.3 s left"),
         (Progress("steps", 57, 4.91, None, -1.0), "steps · step 57 · 4.91 images/s · at most 0 µs left"),
-        (Progress(EVIL), EVIL_SHOWN),
+        (Progress(HOSTILE), HOSTILE_ESCAPED),
         (
             Progress("training", 1250, 143.2, seconds_left=250.0, epoch=3.21, epochs=12.0, loss=1.834, accuracy=0.612),
             "training · epoch 3.2 of 12 · step 1,250 · 143 images/s · loss 1.83 · top-1 61.2 % · 4 min 10 s left",
         ),
         (Progress("training", 3, epoch=0.0, loss=float("nan")), "training · epoch 0.0 · step 3 · loss nan"),
         (Progress("evaluating", images=400, total_images=1000), "evaluating · 400 of 1,000 images"),
-        (Progress("training", metric=EVIL, accuracy=0.5), f"training · {EVIL_SHOWN} 0.500"),
+        (Progress("training", metric=HOSTILE, accuracy=0.5), f"training · {HOSTILE_ESCAPED} 0.500"),
     ],
 )
-def test_what_is_told(progress: Progress, message: str):
-    assert describe_progress(progress) == message
+def test_describe_progress_formats_known_fields(progress: Progress, expected: str):
+    assert describe_progress(progress) == expected
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys):
+def test_progress_line_without_terminal_prints_plain_lines(capsys):
     with ProgressLine(quiet=False) as line:
         line.show(Progress("a"))
-        line.show(Progress("a", 1))  # too soon for another of the same phase
-        line.show(Progress(EVIL))
-    assert capsys.readouterr().err == f"a\n{EVIL_SHOWN}\n"
+        line.show(Progress("a", 1))  # too soon for another line of the same phase
+        line.show(Progress(HOSTILE))
+    assert capsys.readouterr().err == f"a\n{HOSTILE_ESCAPED}\n"
 
 
-def test_markup_is_not_obeyed_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPatch):
+def test_progress_line_on_terminal_escapes_markup(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with ProgressLine(quiet=False) as line:
-        line.show(Progress(EVIL))
+        line.show(Progress(HOSTILE))
         assert line._status is not None
     shown = capsys.readouterr().err
-    assert EVIL_SHOWN in shown
+    assert HOSTILE_ESCAPED in shown
     assert "\x1b[31m" not in shown
     assert not hidden(shown) & {"\0", "\x07", "\u202e"}
 
 
 @pytest.mark.parametrize(
-    ("work", "message"),
+    ("work", "expected"),
     [
         (("writing x", 0, 20_000, "images", 0, 0.0, 0), "writing x · 0 of 20,000 images (0 %)"),
         (
@@ -157,20 +157,20 @@ def test_markup_is_not_obeyed_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPa
             "fetching · 1 MiB of 4 MiB (25 %) · 1 MiB/s · 3 s left",
         ),
         (("unpacking", 3, 0, "files", 3, 1.0, 0), "unpacking · 3 files · 3 files/s"),
-        ((EVIL, 3, None, "files", 0, 1.0, 0), f"{EVIL_SHOWN} · 3 files"),
+        ((HOSTILE, 3, None, "files", 0, 1.0, 0), f"{HOSTILE_ESCAPED} · 3 files"),
     ],
 )
-def test_what_is_told_of_a_job(work: tuple, message: str):
-    assert describe_work(*work) == message
+def test_describe_work_formats_count_rate_and_time_left(work: tuple, expected: str):
+    assert describe_work(*work) == expected
 
 
-def test_a_job_is_told_when_its_phase_changes_and_its_rate_begins_there(capsys, monkeypatch: pytest.MonkeyPatch):
+def test_show_work_prints_new_phase_at_once_and_restarts_rate(capsys, monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with ProgressLine(quiet=False) as line:
         line.show_work("first", 500, 1000, "images")
         now += 2
-        line.show_work("first", 600, 1000, "images")  # too soon for another of the same phase
+        line.show_work("first", 600, 1000, "images")  # too soon for another line of the same phase
         now += 8
         line.show_work("first", 700, 1000, "images")
         line.show_work("second", 1, None, "files")

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from trainstone.config.load import (
+    format_toml,
     hash_config,
     list_keys,
     list_shipped,
     load_config,
     load_system,
     parse_setting,
-    write_toml,
 )
 from trainstone.errors import ConfigError
 
@@ -22,36 +22,36 @@ batch_size = 64
 """
 
 
-def test_shipped_recipes_and_systems_are_whole():
+def test_load_config_accepts_every_shipped_recipe_and_system():
     for kind, load in (("recipes", load_config), ("systems", load_system)):
-        found = {name: load(name) for name in list_shipped(kind)}
-        assert found
-        assert [name for name, one in found.items() if one.name != name or not one.summary] == []
+        loaded = {name: load(name) for name in list_shipped(kind)}
+        assert loaded
+        assert [name for name, entry in loaded.items() if entry.name != name or not entry.summary] == []
 
 
-def test_a_resolved_file_gives_the_same_config(tmp_path: Path):
+def test_load_config_of_a_resolved_file_returns_the_same_config(tmp_path: Path):
     config = load_config("resnet50", settings=["train.batch_size=8", "measure.iterations=7"], flags={"seed": 5})
     path = tmp_path / "config.toml"
-    path.write_text(write_toml(config))
+    path.write_text(format_toml(config))
     assert load_config(str(path)) == config
     assert load_config(str(tmp_path)) == config  # the folder of a run
 
 
-def test_set_beats_flags_beats_system_beats_recipe(tmp_path: Path):
+def test_load_config_prefers_set_over_flags_over_system_over_recipe(tmp_path: Path):
     system = tmp_path / "lab.toml"
     system.write_text(SYSTEM)
     assert load_config("resnet50", system=str(system)).train.batch_size == 64
-    both = load_config("resnet50", system=str(system), settings=["train.batch_size=8", "seed=1"], flags={"seed": 2})
-    assert both.train.batch_size == 8
-    assert both.seed == 1
-    assert (both.system, both.nodes, both.devices_per_node) == ("lab-4gpu", 1, 4)
+    config = load_config("resnet50", system=str(system), settings=["train.batch_size=8", "seed=1"], flags={"seed": 2})
+    assert config.train.batch_size == 8
+    assert config.seed == 1
+    assert (config.system, config.nodes, config.devices_per_node) == ("lab-4gpu", 1, 4)
 
 
-def test_setting_values_are_toml_and_bare_words_text():
+def test_parse_setting_reads_toml_values_and_bare_words():
     values = {"3": 3, "0.5": 0.5, "true": True, "fp32": "fp32", '"x y"': "x y", "cuda:1": "cuda:1", "007": "007"}
     assert {text: parse_setting(f"a.b={text}") for text in values} == {text: ("a.b", values[text]) for text in values}
     for text in ("a.b", "=3", "a.b=", "a.b=[1,", "a.b=x y", f"a.b={'9' * 5000}"):
-        with pytest.raises(ConfigError, match=r"is not KEY=VALUE|is not a TOML value|cannot be read"):
+        with pytest.raises(ConfigError, match=r"expected KEY=VALUE|is not a TOML value|cannot be read"):
             parse_setting(text)
 
 
@@ -62,7 +62,10 @@ def test_setting_values_are_toml_and_bare_words_text():
         ("train.batchsize=8", "unknown key 'train.batchsize', did you mean train.batch_size?"),
         ("batch_size=8", "did you mean train.batch_size or eval.batch_size?"),
         ("zzz.qqq=1", "unknown key"),
-        ("train.batch_size=x", "train.batch_size = 'x': input should be a valid integer; or input should be 'auto'"),
+        (
+            "train.batch_size=x",
+            "invalid train.batch_size = 'x': input should be a valid integer; or input should be 'auto'",
+        ),
         ("train.batch_size=0", "greater than or equal to 1"),
         ("train.batch_size=2.5", "integer"),
         ("train.batch_size=true", "integer"),
@@ -70,11 +73,11 @@ def test_setting_values_are_toml_and_bare_words_text():
         ("engine.compile=1", "boolean"),
         ("measure.seconds=inf", "finite"),
         ("measure.seconds=-1", "greater than 0"),
-        ("train=3", "train = 3: it is a section; set its keys (train.batch_size, "),
+        ("train=3", "invalid train = 3: train is a section; set its keys (train.batch_size, "),
         ("model.depth.x=1", "depth is a single value"),
     ],
 )
-def test_bad_settings_are_told_in_one_sentence(setting: str, words: str):
+def test_load_config_reports_an_invalid_setting_in_one_sentence(setting: str, words: str):
     with pytest.raises(ConfigError) as caught:
         load_config("resnet50", settings=[setting])
     assert words in caught.value.message
@@ -85,14 +88,14 @@ def test_bad_settings_are_told_in_one_sentence(setting: str, words: str):
     ("name", "content", "words"),
     [
         ("resnet5", None, "did you mean resnet50"),
-        ("nowhere.toml", None, "no recipe file"),
+        ("nowhere.toml", None, "recipe file not found"),
         ("./bad.toml", b"name = ", "not valid TOML"),
         ("./bad.toml", b"\x00", "not valid TOML"),
         ("./bad.toml", b"\xff\xfe\x00", "cannot read"),
-        ("./bad.toml", b'name = "x"\nsummary = "y"\n', "key 'version' is missing"),
+        ("./bad.toml", b'name = "x"\nsummary = "y"\n', "missing key 'version'"),
     ],
 )
-def test_recipes_that_cannot_be_read_are_refused(
+def test_load_config_rejects_unreadable_recipes_and_unknown_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, words: str
 ):
     monkeypatch.chdir(tmp_path)
@@ -104,7 +107,7 @@ def test_recipes_that_cannot_be_read_are_refused(
         load_config("resnet50", system="dgx")
 
 
-def test_every_key_is_documented_and_the_hash_is_of_what_is_executed():
+def test_list_keys_documents_every_key_and_hash_config_covers_what_is_executed():
     assert [key for key, allowed, _, meaning in list_keys() if not meaning or not allowed] == []
     base = load_config("resnet50")
     assert hash_config(base) == hash_config(load_config("resnet50", flags={"seed": 9, "measure.seconds": 5}))
@@ -134,39 +137,39 @@ def recipe(tmp_path: Path) -> str:
     return str(tmp_path / "r.toml")
 
 
-def test_defects_are_the_recipes_own_and_only_on_demand(tmp_path: Path, recipe: str):
+def test_load_config_applies_defects_only_on_request(tmp_path: Path, recipe: str):
     assert (load_config(recipe).stop.epochs, load_config(recipe).seed) == (90.0, 0)
-    wrong = load_config(recipe, settings=["original_defects=true"])
-    assert (wrong.stop.epochs, wrong.seed, wrong.original_defects) == (1.0, 7, True)
-    # What is asked for by name comes after them, and the resolved configuration stays as it is.
-    own = load_config(recipe, settings=["original_defects=true", "stop.epochs=3.0"])
-    (tmp_path / "config.toml").write_text(write_toml(own))
-    assert load_config(str(tmp_path / "config.toml")) == own
-    assert own.stop.epochs == 3.0
-    with pytest.raises(ConfigError, match="recipe resnet50 brings no original back"):
+    with_defects = load_config(recipe, settings=["original_defects=true"])
+    assert (with_defects.stop.epochs, with_defects.seed, with_defects.original_defects) == (1.0, 7, True)
+    # Settings override the defects, and a resolved configuration does not change.
+    changed = load_config(recipe, settings=["original_defects=true", "stop.epochs=3.0"])
+    (tmp_path / "config.toml").write_text(format_toml(changed))
+    assert load_config(str(tmp_path / "config.toml")) == changed
+    assert changed.stop.epochs == 3.0
+    with pytest.raises(ConfigError, match="recipe resnet50 does not reproduce an original"):
         load_config("resnet50", settings=["original_defects=true"])
 
 
-def test_what_is_asked_for_by_name_no_machine_adapts(recipe: str):
+def test_load_config_removes_requested_keys_from_adapt(recipe: str):
     assert load_config(recipe).train.adapt == ("batch_size", "precision")
     assert load_config(recipe, settings=["train.batch_size=8"]).train.adapt == ("precision",)
     assert load_config(recipe, flags={"train.precision": "fp32"}).train.adapt == ("batch_size",)
-    config = load_config(recipe, flags={"measure.seconds": 5.0, "measure.iterations": None})  # None takes a key away
+    config = load_config(recipe, flags={"measure.seconds": 5.0, "measure.iterations": None})  # None removes a key
     assert (config.measure.seconds, config.measure.iterations) == (5.0, None)
 
 
-def test_a_system_that_is_not_meant_for_a_recipe_says_so():
+def test_load_config_notes_a_system_without_settings_for_the_recipe():
     config = load_config("resnet50-wmlce", system="dgxa100")
     assert config.notes == (
-        "system dgxa100 changes nothing of recipe resnet50-wmlce; it is made for resnet50-mlperf, ssd300-mlperf",
+        "system dgxa100 has no settings for recipe resnet50-wmlce; it has settings for resnet50-mlperf, ssd300-mlperf",
     )
     assert load_config("resnet50-mlperf", system="dgxa100").notes == ()
 
 
-def test_the_defects_of_a_resolved_configuration_stay_as_they_are(tmp_path: Path):
+def test_load_config_refuses_to_change_defects_of_a_resolved_configuration(tmp_path: Path):
     for value, other in (("true", "false"), ("false", "true")):
         resolved = load_config("resnet50-wmlce", settings=[f"original_defects={value}"])
-        (tmp_path / "config.toml").write_text(write_toml(resolved))
-        with pytest.raises(ConfigError, match=f"is resolved, original_defects = {value} is in all its keys"):
+        (tmp_path / "config.toml").write_text(format_toml(resolved))
+        with pytest.raises(ConfigError, match=f"is a resolved configuration with original_defects = {value}"):
             load_config(str(tmp_path / "config.toml"), settings=[f"original_defects={other}"])
         assert load_config(str(tmp_path / "config.toml"), settings=[f"original_defects={value}"]) == resolved

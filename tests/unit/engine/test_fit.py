@@ -1,11 +1,11 @@
-"""What a recipe becomes on this machine; the speeds that a run on real images is compared with, the loader's too."""
+"""Fitting a recipe to the machine; precision trials; baselines of a bench on real images; timing of the loader."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.builders.data_sets import Listed, make_set, to_classify
+from support.builders.data_sets import ListSource, make_classify_samples, make_set
 from support.builders.loaders import make_loader
 from trainstone.config.load import load_config
 from trainstone.config.schema import OptimizerConfig
@@ -14,7 +14,7 @@ from trainstone.data.splits import open_split
 from trainstone.engine import fit, precision_trial
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.lr_schedule import describe_rate_change
-from trainstone.engine.precision_trial import Trial, fastest, try_precisions
+from trainstone.engine.precision_trial import Trial, choose_fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.flows import loader_timing
@@ -32,7 +32,7 @@ TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=
 CPU = torch.device("cpu")
 
 
-def test_no_auto_is_left():
+def test_fit_to_machine_resolves_every_auto():
     fitted = fit_to_machine(load_config("resnet50", settings=[*TINY, "measure.seconds=30"]), strict=False)
     assert isinstance(fitted.config.train.batch_size, int)
     assert isinstance(fitted.config.engine.threads, int)
@@ -51,19 +51,19 @@ def test_no_auto_is_left():
         ['system="lab"', "devices_per_node=4"],
     ],
 )
-def test_what_this_machine_has_not_is_adapted_or_refused(settings: list[str]):
+def test_fit_to_machine_adapts_unsupported_settings_or_refuses_if_strict(settings: list[str]):
     config = load_config("resnet50", settings=[*TINY, "train.batch_size=2", *settings])
     fitted = fit_to_machine(config, strict=False)
     assert [found.code for found in fitted.findings] == ["engine-adapted"]
     engine, train = fitted.config.engine, fitted.config.train
     assert (engine.cuda_graphs, engine.nvtx, train.precision) == (False, False, "fp32")
-    # What was run, so that config.toml repeats it without a finding.
+    # The fitted values, so that config.toml repeats the run without a finding.
     assert (fitted.config.measure.profiler_range, fitted.config.devices_per_node) == (None, 1)
     with pytest.raises(ConfigError, match="--strict"):
         fit_to_machine(config, strict=True)
 
 
-def test_a_batch_too_large_for_memory_is_refused_with_one_that_fits():
+def test_fit_to_machine_refuses_too_large_batch_with_hint():
     config = load_config("resnet50", settings=["device=cpu", "train.precision=fp32", "train.batch_size=100000"])
     with pytest.raises(RunError, match=r"out of memory: train.batch_size = 100000 needs about") as caught:
         fit_to_machine(config, strict=False)
@@ -71,7 +71,7 @@ def test_a_batch_too_large_for_memory_is_refused_with_one_that_fits():
     assert 1 <= hinted < 100000
 
 
-def test_a_batch_is_halved_until_enough_steps_fit(monkeypatch: pytest.MonkeyPatch):
+def test_fit_batch_halves_batch_until_steps_fit(monkeypatch: pytest.MonkeyPatch):
     tried = []
 
     def fits(config, device, batch):
@@ -92,7 +92,7 @@ BF16, WMLCE = ("resnet50", ["train.precision=bf16"]), ("resnet50-wmlce", [])  # 
 
 
 def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: str, settings: list[str]):
-    """Fit the precision as if trials went so; fp16 is no candidate of this device."""
+    """Fit the precision with these trial results; fp16 is not a candidate of this device."""
     monkeypatch.setattr(fit, "try_precisions", lambda _, requested, __: [t for t in trials if t.precision in requested])
     candidates = [precision_trial.precision for precision_trial in trials if precision_trial.precision != "fp16"]
     monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
@@ -106,18 +106,18 @@ def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: 
         ([FP32], ("resnet50", []), "fp32", "precision-chosen", "no 16-bit arithmetic"),
         ([FP32, SLOW], BF16, "bf16", "precision-slow", "13.0 times as long as fp32"),
         ([FP32, Trial("fp16", 5.0), FAST], WMLCE, "bf16", "engine-adapted", "fp16 takes 5.0 times as long as fp32"),
-        ([FP32, Trial("fp16", None, "no kernel"), FAST], WMLCE, "bf16", "engine-adapted", "no kernel: took bf16"),
-        ([FP32, Trial("fp16", 5.0)], WMLCE, "fp32", "engine-adapted", "took fp32"),
-        ([FP32, Trial("fp16", None, "no kernel")], WMLCE, "fp32", "engine-adapted", "no kernel: took fp32"),
+        ([FP32, Trial("fp16", None, "no kernel"), FAST], WMLCE, "bf16", "engine-adapted", "no kernel: using bf16"),
+        ([FP32, Trial("fp16", 5.0)], WMLCE, "fp32", "engine-adapted", "using fp32"),
+        ([FP32, Trial("fp16", None, "no kernel")], WMLCE, "fp32", "engine-adapted", "no kernel: using fp32"),
     ],
 )
-def test_a_precision_is_chosen_adapted_or_its_trouble_told(monkeypatch, trials, recipe, taken, code, words):
+def test_fit_precision_chooses_adapts_or_warns(monkeypatch, trials, recipe, taken, code, words):
     config, (found,) = fit_precision(monkeypatch, trials, *recipe)
     assert (config.train.precision, found.code) == (taken, code)
     assert words in found.message
 
 
-def test_a_precision_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_fit_precision_refuses_precision_that_crashes(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(MachineError, match="Illegal instruction"):
         fit_precision(monkeypatch, [FP32, CRASHED], *BF16)
 
@@ -125,36 +125,38 @@ def test_a_precision_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch):
 ORIGINAL = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.threads=2"]
 
 
-def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, *settings: str, system="bede-1x4", **how):
-    """Fit WMLCE's recipe as if an image took so long."""
-    monkeypatch.setattr(fit, "_try_steps", lambda config, device, batch: batch * seconds_an_image)
+def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_per_image: float, *settings: str, system="bede-1x4", **how):
+    """Fit WMLCE's recipe with this fake time per image."""
+    monkeypatch.setattr(fit, "_try_steps", lambda config, device, batch: batch * seconds_per_image)
     monkeypatch.setattr(fit, "try_precisions", lambda *_: [Trial("fp32", 1.0), Trial("fp16", 2.0)])
     config = load_config("resnet50-wmlce", system=system, settings=[*ORIGINAL, *settings])
     return fit_to_machine(config, **{"strict": False} | how)
 
 
-@pytest.mark.parametrize(("seconds_an_image", "batch"), [(1e-4, 256), (0.01, 64), (0.1, 8), (10.0, 2)])
-def test_bench_fits_a_recipes_batch_to_the_time(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, batch: int):
-    fitted = fit_original(monkeypatch, seconds_an_image)
+@pytest.mark.parametrize(("seconds_per_image", "batch"), [(1e-4, 256), (0.01, 64), (0.1, 8), (10.0, 2)])
+def test_fit_to_machine_for_bench_fits_batch_to_time(
+    monkeypatch: pytest.MonkeyPatch, seconds_per_image: float, batch: int
+):
+    fitted = fit_original(monkeypatch, seconds_per_image)
     assert fitted.config.train.batch_size == batch
     message = [found.message for found in fitted.findings if found.code == "batch-fitted"]
-    fits = "so that the run fits into memory and time"
-    assert message == ([f"took {batch} images a step and device instead of 256, {fits}"] if batch < 256 else [])
+    fits = "to fit into memory and time"
+    assert message == ([f"using {batch} images per step and device instead of 256, {fits}"] if batch < 256 else [])
     assert fitted.config.train.adapt == ()
 
 
-def test_strict_refuses_another_batch_and_another_precision(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match=r"--strict: took 8 images"):
+def test_fit_to_machine_strict_refuses_other_batch_or_precision(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"--strict: using 8 images"):
         fit_original(monkeypatch, 0.1, "train.precision=fp32", system="bede-1x1", strict=True)
     with pytest.raises(ConfigError, match=r"--strict: fp16 takes 2.0 times as long"):
         fit_original(monkeypatch, 1e-6, system="bede-1x1", strict=True)
 
 
-def test_train_takes_the_batch_that_fits_and_the_rate_by_the_recipes_rule(monkeypatch: pytest.MonkeyPatch):
+def test_fit_to_machine_for_training_fits_batch_to_memory_and_reports_rate(monkeypatch: pytest.MonkeyPatch):
     fitted = fit_original(monkeypatch, 1.0, measured=False)
     assert fitted.config.train.batch_size == 256  # memory is enough, and training has no budget
     (message,) = [found.message for found in fitted.findings if found.code == "rate-derived"]
-    images = "a step has 256 images where system bede-1x4 has 1,024"
+    images = "a step has 256 images; system bede-1x4 has 1,024"
     assert message == f"{images}: the peak learning rate is 0.256 instead of 1.024, in proportion to the images"
     monkeypatch.setattr(fit, "_fits_memory", lambda config, device, batch: batch <= 40)
     fitted = fit_original(monkeypatch, 1.0, system="bede-1x1", measured=False)
@@ -168,15 +170,15 @@ def test_train_takes_the_batch_that_fits_and_the_rate_by_the_recipes_rule(monkey
         ({"rate_for": 256}, "0.05 instead of 0.4, in proportion to the images"),
         ({"rate_for": 256, "rate_growth": "sqrt"}, "0.07071 instead of 0.2, by the square root of the images"),
         ({"rate_for": "rank"}, "0.1 instead of 0.4, in proportion to the ranks"),
-        ({"rate_for": "run"}, "the learning rate is taken as it is (optimizer.rate_for), its peak stays 0.1"),
+        ({"rate_for": "run"}, "the peak learning rate stays 0.1 (optimizer.rate_for = run)"),
     ],
 )
-def test_how_a_rate_follows_a_step_of_other_images(changes: dict, message: str):
+def test_describe_rate_change_follows_rate_rule(changes: dict, message: str):
     optimizer = OptimizerConfig(learning_rate=0.1, **changes)
-    sentence = describe_rate_change(optimizer, meant=(1024, 4), now=(128, 1), where="system x")
-    assert sentence.startswith("a step has 128 images where system x has 1,024: ")
+    sentence = describe_rate_change(optimizer, intended=(1024, 4), now=(128, 1), where="system x")
+    assert sentence.startswith("a step has 128 images; system x has 1,024: ")
     assert sentence.endswith(message)
-    assert describe_rate_change(optimizer, meant=(1024, 4), now=(1024, 4), where="system x") is None
+    assert describe_rate_change(optimizer, intended=(1024, 4), now=(1024, 4), where="system x") is None
 
 
 @pytest.mark.parametrize(
@@ -192,17 +194,17 @@ def test_how_a_rate_follows_a_step_of_other_images(changes: dict, message: str):
         ({"fp32": None, "bf16": 0.3}, "bf16"),
     ],
 )
-def test_the_fastest_that_works_is_taken(seconds: dict, choice: str):
-    assert fastest([Trial(precision, value) for precision, value in seconds.items()]) == choice
+def test_choose_fastest_returns_fastest_working_precision(seconds: dict, choice: str):
+    assert choose_fastest([Trial(precision, value) for precision, value in seconds.items()]) == choice
 
 
-def test_fp32_runs_here():
+def test_try_precisions_runs_fp32():
     (done,) = try_precisions("cpu", ["fp32"], threads=1)
     assert done.failure is None
     assert 0 < done.seconds < 10
 
 
-def test_a_crash_costs_only_the_precision_that_crashed(monkeypatch: pytest.MonkeyPatch):
+def test_try_precisions_survives_crash_of_one_precision(monkeypatch: pytest.MonkeyPatch):
     script = (
         "import json, os, signal, sys\n"
         "for name in sys.argv[2].split(','):\n"
@@ -220,30 +222,30 @@ def test_a_crash_costs_only_the_precision_that_crashed(monkeypatch: pytest.Monke
     assert bf16.failure == "crashed: Illegal instruction"
 
 
-FED = [*TINY, "train.batch_size=2", "engine.threads=1", "loader.threads=1", "measure.iterations=12"]
+WITH_LOADER = [*TINY, "train.batch_size=2", "engine.threads=1", "loader.threads=1", "measure.iterations=12"]
 
 
-def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
+def test_input_baselines_are_measured_before_and_after(tmp_path: Path):
     torch.manual_seed(0)
     data = make_set(tmp_path / "set", "recordio", count=10)
-    config = load_config("resnet50", settings=FED, flags={"data.source": "files", "data.root": str(data)})
+    config = load_config("resnet50", settings=WITH_LOADER, flags={"data.source": "files", "data.root": str(data)})
     fitted, opened = fit_to_machine(config, strict=True), open_split(data, "train")
     with StopSignals() as signals, StepRecorder(tmp_path / input_baselines.FILE_NAME, split_phases=False) as recorder:
-        alone = InputBaselines(opened, recorder)
-        before = [progress.phase for progress in input_baselines.measure_before(fitted, alone, signals)]
-        assert before == ["loader alone"] * 6 + ["synthetic data"] * 6
+        baselines = InputBaselines(opened, recorder)
+        before = [progress.phase for progress in input_baselines.measure_before(fitted, baselines, signals)]
+        assert before == ["timing the loader"] * 6 + ["synthetic data"] * 6
         task = build_task(fitted.config, CPU, opened)
-        after = [progress.phase for progress in input_baselines.measure_after(task, fitted, alone, signals)]
-        assert after == ["synthetic data"] * 6 + ["loader alone"] * 6
-        assert alone.counted == [2, 3, 4, 5, 8, 9, 10, 11]  # the first two of each half do not count
-        assert len(alone.loader.batch_seconds) == 12
-        columns = {**alone.recorder.columns()}
+        after = [progress.phase for progress in input_baselines.measure_after(task, fitted, baselines, signals)]
+        assert after == ["synthetic data"] * 6 + ["timing the loader"] * 6
+        assert baselines.counted == [2, 3, 4, 5, 8, 9, 10, 11]  # the first two of each half do not count
+        assert len(baselines.loader.batch_seconds) == 12
+        columns = {**baselines.recorder.columns()}
         summary = summarise_steps(columns, compiled=False)
-        evaluated = input_baselines.assess_loader(fitted.config, task.loader, alone, summary)
-    assert evaluated.images_per_second == pytest.approx(2 * 12 / sum(alone.loader.batch_seconds))
-    counted = columns["step_seconds"][alone.counted]
-    assert evaluated.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
-    assert (evaluated.storage, evaluated.images, evaluated.threads) == ("RecordIO", 10, 1)
+        assessed = input_baselines.assess_loader(fitted.config, task.loader, baselines, summary)
+    assert assessed.images_per_second == pytest.approx(2 * 12 / sum(baselines.loader.batch_seconds))
+    counted = columns["step_seconds"][baselines.counted]
+    assert assessed.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
+    assert (assessed.storage, assessed.images, assessed.threads) == ("RecordIO", 10, 1)
     assert read_columns(tmp_path / input_baselines.FILE_NAME)["step"].tolist() == list(range(12))
 
 
@@ -251,16 +253,18 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     ("logical", "physical", "counts"),
     [(1, 1, [1]), (2, 2, [1, 2]), (12, 6, [1, 2, 4, 6, 8, 12]), (16, 8, [1, 2, 4, 8, 16]), (3, None, [1, 2, 3])],
 )
-def test_powers_of_two_then_cores_then_hardware_threads(logical: int, physical: int | None, counts: list[int]):
+def test_choose_threads_returns_powers_of_two_cores_and_hardware_threads(
+    logical: int, physical: int | None, counts: list[int]
+):
     assert run.choose_threads(Cores(logical, physical, None, physical or logical)) == counts
 
 
-def test_each_number_of_threads_has_two_turns_on_images_of_their_own():
+def test_measure_threads_times_each_number_twice_on_other_images():
     opened = []
 
     def open_with(threads: int, first_step: int) -> Loader:
         opened.append((threads, first_step))
-        return make_loader(Listed(to_classify(40)), threads=threads, first_step=first_step)
+        return make_loader(ListSource(make_classify_samples(40)), threads=threads, first_step=first_step)
 
     done: list[LoaderTiming] = []
     message = {progress.phase for progress in run.measure_threads(open_with, [1, 2], 0.05, done)}

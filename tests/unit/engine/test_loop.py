@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class ScriptedClock:
-    """Moves only when the work says so."""
+    """A clock that only the fake work moves."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -43,7 +43,7 @@ class ScriptedClock:
 
 
 def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
-    """A task whose batch takes 0.25 s to come, forward 1 s, backward 2 s, optimiser 0.5 s on the scripted clock."""
+    """Build a task that takes 0.25 s for data, 1 s forward, 2 s backward and 0.5 s optimiser on the scripted clock."""
     model = nn.Linear(1, 1)
 
     def batches():
@@ -81,7 +81,7 @@ def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
     )
 
 
-def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
+def test_train_steps_times_step_from_data_wait_to_end():
     clock = ScriptedClock()
     records = list(train_steps(make_task(clock), HostTimer(now=clock), num_steps=3))
     assert [record.step for record in records] == [0, 1, 2]
@@ -93,7 +93,7 @@ def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
-def test_late_records_all_come_in_order(num_steps: int):
+def test_train_steps_with_late_timer_yields_all_records_in_order(num_steps: int):
     clock, losses = ScriptedClock(), []
     for timer in (HostTimer(now=clock), LateTimer(now=clock)):
         torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_late_records_all_come_in_order(num_steps: int):
     assert losses[0] == losses[1]
 
 
-def test_a_late_record_is_yielded_only_after_its_lag():
+def test_train_steps_with_late_timer_yields_after_lag():
     clock = ScriptedClock()
     steps = train_steps(make_task(clock), LateTimer(now=clock))
     assert next(steps).step == 0
@@ -111,13 +111,13 @@ def test_a_late_record_is_yielded_only_after_its_lag():
 
 
 @pytest.mark.parametrize("timer", [HostTimer(), LateTimer()])
-def test_decay_that_is_part_of_the_loss_is_recorded_by_itself(timer: HostTimer):
+def test_train_steps_records_decay_loss(timer: HostTimer):
     task = make_task(ScriptedClock())
     weights = [parameter.detach().clone() for parameter in task.plain.parameters()]
     decayed = DecayedLoss(task.loss, task.plain, OptimizerConfig(weight_decay=0.5, decay_in="loss"))
     first, *_, last = list(train_steps(replace(task, loss=decayed), timer, num_steps=5))
     assert first.decay_loss == pytest.approx(0.25 * sum(w.square().sum().item() for w in weights))
-    assert last.decay_loss < first.decay_loss  # it goes on being that of its own step
+    assert last.decay_loss < first.decay_loss  # the term of its own step
     assert first.loss == pytest.approx(first.decay_loss + (weights[0] + weights[1]).square().item())
     assert next(train_steps(make_task(ScriptedClock()), HostTimer(), num_steps=1)).decay_loss is None
 
@@ -130,38 +130,40 @@ def step(number: int, seconds: float = 0.1, loss: float = 1.0) -> StepRecord:
     ("measure", "seconds", "fewest", "most"),
     [
         ({"seconds": 10, "half_width": 1e-9}, 0.5, 21, 21),  # from the end of the first step
-        ({"seconds": 600, "half_width": 0.05}, 0.1, 101, 199),  # narrow: ten seconds, and the next look after them
-        ({"seconds": 1, "iterations": 500}, 0.5, 1000, 1000),  # counted steps end by themselves
+        ({"seconds": 600, "half_width": 0.05}, 0.1, 101, 199),  # narrow: ten seconds, and the next check after them
+        ({"seconds": 1, "iterations": 500}, 0.5, 1000, 1000),  # a fixed number of steps ends by itself
     ],
 )
-def test_when_it_is_enough(tmp_path: Path, measure: dict[str, float], seconds: float, fewest: int, most: int):
-    """How many steps of so many seconds the rule lets pass, by a clock of its own."""
+def test_stop_rule_is_met_after_time_or_narrow_interval(
+    tmp_path: Path, measure: dict[str, float], seconds: float, fewest: int, most: int
+):
+    """Count the steps until the rule is met, on a fake clock."""
     now = 0.0
     with StepRecorder(tmp_path / "steps.csv", split_phases=False) as recorder:
         rule = StopRule(MeasureConfig(**measure), HostTimer(now=lambda: now), recorder)
         for number in range(1000):
             now += seconds
-            # Not all alike: of equal ones nothing can be said.
+            # Not all equal: equal steps give no interval.
             recorder.step(step(number, seconds * (1 + 0.01 * (number % 3))))
-            if rule.is_enough():
+            if rule.is_met():
                 break
     assert fewest <= number + 1 <= most
 
 
-def test_alone_all_is_known_at_once():
+def test_stop_agreement_on_single_rank_is_immediate():
     with StopSignals() as signals:
         agreement = StopAgreement(World(SINGLE_RANK, CPU), signals)
-        agreement.look(step(0))
+        agreement.update(step(0))
         assert not any(agreement.agreed)
         assert not agreement.request_end(False)
         assert agreement.request_end(True)
         signals.received = "SIGTERM"
-        agreement.look(step(1))
+        agreement.update(step(1))
         assert agreement.agreed.stop
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
             agreement.raise_if_stopped()
         with pytest.raises(RunError, match="the loss of step 2 is nan"):
-            agreement.look(step(2, loss=math.nan))
+            agreement.update(step(2, loss=math.nan))
 
 
 def device(host: str, label: str, watts: float | None) -> Device:
@@ -169,7 +171,7 @@ def device(host: str, label: str, watts: float | None) -> Device:
     return Device(host=host, name="x", label=label, telemetry=telemetry)
 
 
-def test_energy_of_several_devices_is_the_sum_of_their_own_meters():
+def test_sum_energy_adds_devices_with_own_meters():
     energy = sum_energy([device("a", "cuda:0", 200.0), device("a", "cuda:1", 300.0)], 1000.0)
     assert (energy.average_watts, energy.joules_per_image, energy.meter) == (500.0, 0.5, "NVML energy counter")
     shared, lacking = [device("a", "cpu", 200.0)] * 2, [device("a", "cuda:0", 200.0), device("a", "cuda:1", None)]
@@ -185,13 +187,13 @@ def losses(*settings: str) -> list[float]:
     return [record.loss for record in train_steps(task, HostTimer(), num_steps=4)]
 
 
-def test_losses_are_those_of_the_seed_to_the_bit_and_of_both_layouts():
+def test_losses_depend_on_seed_only():
     found = losses()
     assert losses() == found != losses("seed=1")
     assert abs(losses("engine.channels_last=false")[0] - found[0]) < 1e-4
 
 
-def test_building_applies_what_the_process_has_only_once():
+def test_build_task_applies_process_settings():
     threads = torch.get_num_threads()
     config = load_config("resnet50", settings=[*TINY, "engine.deterministic=true"])
     try:
@@ -228,7 +230,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_the_average_is_the_recursion():
+def test_weight_average_equals_recursion():
     model, decay = build_model(), 0.5
     average = WeightAverage(model, decay)
     expected = {name: tensor.double() for name, tensor in copy_state(model).items()}
@@ -245,7 +247,7 @@ def test_the_average_is_the_recursion():
     assert "1.running_var" in average.tensors
 
 
-def test_swapping_brings_the_trained_weights_back_bit_for_bit():
+def test_weight_average_swapped_restores_trained_weights_bit_for_bit():
     model = build_model()
     average = WeightAverage(model, 0.9)
     move(model, 1)
@@ -258,15 +260,15 @@ def test_swapping_brings_the_trained_weights_back_bit_for_bit():
     kept = {name: tensor.clone() for name, tensor in average.tensors.items()}
     with average.swapped():
         assert same(copy_state(model), kept)
-        move(model, 2)  # not even this stays
+        move(model, 2)  # discarded, too
     assert [id(parameter) for parameter in model.parameters()] == tensors
     for parameter, bits in zip(model.parameters(), trained, strict=True):
         assert torch.equal(parameter.detach().view(torch.int32), bits)
     assert same(average.tensors, kept)
 
 
-def test_an_update_never_waits_for_the_device():
-    """Meta tensors have no content: reading one number of them would raise."""
+def test_weight_average_update_does_not_sync_device():
+    """Meta tensors have no data: reading a value would raise."""
     average = WeightAverage(build_model().to("meta"), 0.9)
     average.update(0)
     assert all(tensor.is_meta for tensor in average.tensors.values())
@@ -275,7 +277,7 @@ def test_an_update_never_waits_for_the_device():
 SMALL = ["data.image_size=64", "model.width=16"]
 
 
-def test_a_detector_begins_with_the_backbone_it_is_given(tmp_path: Path):
+def test_seed_network_loads_pretrained_backbone(tmp_path: Path):
     torch.manual_seed(7)
     weights = build_resnet(18, width=16, num_classes=10).state_dict()
     torch.save(weights, tmp_path / "r18.pth")
@@ -285,12 +287,12 @@ def test_a_detector_begins_with_the_backbone_it_is_given(tmp_path: Path):
         assert tensor.equal(weights[name]), name
     plain = seed_network(load_config("demo-detect", settings=SMALL), CPU)
     assert not plain.backbone.conv1.weight.equal(weights["conv1.weight"])
-    # The rest is drawn from the seed as without.
+    # The other weights are initialised from the seed, as without pretrained weights.
     assert all(tensor.equal(plain.state_dict()[f"heads.{name}"]) for name, tensor in model.heads.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["gone.pth", "r34.pth"])
-def test_seed_network_needs_the_weights_of_its_network_only_where_a_run_begins(tmp_path: Path, name: str):
+def test_seed_network_reads_pretrained_weights_only_when_run_begins(tmp_path: Path, name: str):
     torch.save(build_resnet(34, width=16, num_classes=10).state_dict(), tmp_path / "r34.pth")
     config = load_config("demo-detect", settings=[*SMALL, f"model.pretrained={tmp_path / name}"])
     seed_network(config, CPU, begins=False)

@@ -1,5 +1,5 @@
-"""Optimisers against slow ones written out anew, tensor by tensor in float64. Then rates that the originals do not have
-(theirs: test_originals.py), and what is usual.
+"""Optimisers compared with float64 references, tensor by tensor; learning rate schedules that the original benchmarks
+do not have (theirs: test_originals.py); usual learning rates.
 """
 
 import pytest
@@ -17,7 +17,7 @@ RATES = [0.0, 0.5, 2.0, 2.0, 0.3, 0.0, 0.0, 1.0]
 
 
 class OwnNorm2d(nn.Module):
-    """A normalisation that is none of torch's."""
+    """A norm layer that is not from torch."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ def names(parameters: list[tuple[str, nn.Parameter]]) -> set[str]:
     return {name for name, _ in parameters}
 
 
-class SlowLars:
-    """The update as originals.md tells it; one tensor at a time, in float64."""
+class ReferenceLars:
+    """Reference: the update as documented in originals.md, one tensor at a time, in float64."""
 
     def __init__(self, weights: dict[str, Tensor], config: OptimizerConfig, decayed: set[str], trusted: set[str]):
         self.weights = {name: tensor.detach().double() for name, tensor in weights.items()}
@@ -60,7 +60,7 @@ class SlowLars:
 
 def compare(model: nn.Module, config: OptimizerConfig, rates: list[float], trusted: set[str]) -> None:
     decayed = names(split_parameters(model, config.decay)[0])
-    slow = SlowLars(dict(model.named_parameters()), config, decayed, trusted)
+    reference = ReferenceLars(dict(model.named_parameters()), config, decayed, trusted)
     optimizer = build_optimizer(model, config, CPU, rate=rates[0])
     generator = torch.Generator().manual_seed(3)
     for step, rate in enumerate(rates):
@@ -72,15 +72,15 @@ def compare(model: nn.Module, config: OptimizerConfig, rates: list[float], trust
             parameter.grad = gradients[name].clone()
         set_rate(optimizer, rate)
         optimizer.step()
-        slow.step(gradients, rate)
+        reference.step(gradients, rate)
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.detach().double(), slow.weights[name], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(parameter.detach().double(), reference.weights[name], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("correction", [True, False])
 @pytest.mark.parametrize("decay", ["all", "not_norm", "weights"])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-2])
-def test_lars_is_the_slow_one_step_by_step(correction: bool, decay: str, epsilon: float):
+def test_lars_equals_float64_reference(correction: bool, decay: str, epsilon: float):
     config = OptimizerConfig(
         name="lars", momentum_correction=correction, decay=decay, weight_decay=0.05, lars_eta=0.1, lars_epsilon=epsilon
     )
@@ -93,24 +93,24 @@ def test_lars_is_the_slow_one_step_by_step(correction: bool, decay: str, epsilon
     ("correction", "decay", "rates"),
     [(False, "not_norm", [rate / 20 for rate in RATES]), (True, "weights", [0.01, 0.05, 0.05, 0.002, 0.03])],
 )
-def test_sgd_with_keras_or_torchs_momentum_is_the_slow_one(correction: bool, decay: str, rates: list[float]):
+def test_sgd_equals_float64_reference(correction: bool, decay: str, rates: list[float]):
     config = OptimizerConfig(momentum_correction=correction, weight_decay=0.05, decay=decay)
     compare(build_model(), config, rates, trusted=set())
 
 
 @pytest.mark.parametrize(
-    ("decay", "spared"),
+    ("decay", "not_decaying"),
     [
         ("all", set()),
         ("not_norm", {"1.weight", "1.bias", "2.scale"}),
         ("weights", {"0.bias", "1.weight", "1.bias", "2.scale", "4.bias"}),
     ],
 )
-def test_what_decays(decay: str, spared: set[str]):
+def test_split_parameters_returns_decayed_and_not_decayed(decay: str, not_decaying: set[str]):
     model = build_model()
     decayed, not_decayed = split_parameters(model, decay)
-    assert names(not_decayed) == spared
-    assert names(decayed) == {name for name, _ in model.named_parameters()} - spared
+    assert names(not_decayed) == not_decaying
+    assert names(decayed) == {name for name, _ in model.named_parameters()} - not_decaying
 
 
 def train_with(model: nn.Module, config: OptimizerConfig, term) -> list[Tensor]:
@@ -129,8 +129,8 @@ def plain_model() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 5))
 
 
-def test_wmlces_decay_in_the_loss_moves_weights_as_the_optimizers_does():
-    """wd x 0.5 x sum of squares over all but batch norm; the same numbers with the decay in SGD."""
+def test_decay_in_loss_equals_decay_in_optimizer():
+    """wd x 0.5 x sum of squares over all but batch norm equals weight decay in SGD."""
     factor = 0.02
     inside = OptimizerConfig(weight_decay=factor, decay="not_norm")
     outside = inside.model_copy(update={"decay_in": "loss"})
@@ -159,12 +159,12 @@ def updated_weight(scale: LossScale) -> float:
 @pytest.mark.parametrize(
     "scale", [LossScale(CPU, "fp16", 1024.0), LossScale(CPU, "fp16", "dynamic"), LossScale(CPU, "bf16", 8.0)]
 )
-def test_a_scale_changes_nothing_in_the_update(scale: LossScale):
+def test_loss_scale_does_not_change_update(scale: LossScale):
     assert updated_weight(scale) == pytest.approx(updated_weight(LossScale(CPU, "fp32", "dynamic")), rel=1e-5)
 
 
-def test_a_dynamic_scale_skips_an_overflow_gets_smaller_and_leaves_no_rubbish_in_the_momentum():
-    """torch makes momentum without content in the first step; build_optimizer gives it zeros instead."""
+def test_dynamic_loss_scale_skips_overflow_and_keeps_momentum_zero():
+    """torch creates momentum uninitialised in the first step; build_optimizer initialises it with zeros."""
     layer = nn.Linear(64, 64)
     before = layer.weight.detach().clone()
     optimizer = build_optimizer(layer, OptimizerConfig(momentum=0.9, weight_decay=0.0), CPU, rate=0.01)
@@ -187,33 +187,41 @@ SCHEDULES = {
         {"steps_per_epoch": 10, "epochs": 5},
         {10: 1.0, 30: (1 + 0.025) / 2, 50: 0.025},
     ),
-    "300 of 1000 images a step": (
+    "300 of 1000 images per step": (
         COARSE,
         {"steps_per_epoch": 1000 / 300, "epochs": 4},
         {step: 0.1 ** ((step * 300 // 1000 >= 1) + (step * 300 // 1000 >= 3)) for step in range(13)},
     ),
     # 0.57 x 100 is 56.99999999999999
-    "a warm-up lasts whole steps": (
+    "a warm-up lasts complete steps": (
         {"warm_up_epochs": 0.57},
         {"steps_per_epoch": 100, "epochs": 1},
         {56: 56 / 57, 57: 1},
     ),
-    "a warm-up of less than a step is none": ({"warm_up_epochs": 0.57}, {"steps_per_epoch": 1.5, "epochs": 1}, {0: 1}),
+    "a warm-up shorter than a step is skipped": (
+        {"warm_up_epochs": 0.57},
+        {"steps_per_epoch": 1.5, "epochs": 1},
+        {0: 1},
+    ),
     "all warm-up ends at the peak": (ALL_WARM_UP, {"steps_per_epoch": 10, "epochs": 2}, {20: 1}),
     "a warm-up longer than the run stays where it ends": (ALL_WARM_UP, {"steps_per_epoch": 10, "epochs": 1}, {99: 0.5}),
-    "a border belongs to what follows": (
+    "decay starts at the boundary": (
         STEPS,
         {"steps_per_epoch": 100, "epochs": 90},
         {2999: 1, 3000: 0.1, 3001: 0.1},
     ),
-    "a late border belongs to what is before it": (
+    "late decay starts after the boundary": (
         {**STEPS, "decay_late": True},
         {"steps_per_epoch": 100, "epochs": 90},
         {2999: 1, 3000: 1, 3001: 0.1},
     ),
-    "what fills an epoch up does not count": (BY_IMAGES, FILLED | UNFILLED, {601: 0.5}),  # of 1202
-    "an epoch that is not filled up": (BY_IMAGES, FILLED, {1207: 1}),
-    "by steps it counts": (BY_IMAGES | {"warm_up_by": "steps"}, FILLED | UNFILLED, {1206: 1206 / 1207}),
+    "padding of an epoch does not count": (BY_IMAGES, FILLED | UNFILLED, {601: 0.5}),  # of 1202
+    "an epoch without padding": (BY_IMAGES, FILLED, {1207: 1}),
+    "padding counts with warm_up_by steps": (
+        BY_IMAGES | {"warm_up_by": "steps"},
+        FILLED | UNFILLED,
+        {1206: 1206 / 1207},
+    ),
 }
 
 
@@ -240,7 +248,7 @@ def test_build_rate_gives_the_rates_of_the_table(case: str):
     st.floats(0.05, 500),
     st.floats(0.1, 30),
 )
-def test_no_schedule_leaves_the_span_between_end_and_peak(schedule, steps_per_epoch, epochs):
+def test_build_rate_stays_between_end_and_peak(schedule, steps_per_epoch, epochs):
     rate = build_rate(schedule, 0.5, steps_per_epoch=steps_per_epoch, epochs=epochs, ranks=3)
     total = round(steps_per_epoch * epochs)
     rates = [rate(step) for step in range(0, total + 2, max(1, total // 50))]
@@ -259,10 +267,10 @@ def test_no_schedule_leaves_the_span_between_end_and_peak(schedule, steps_per_ep
         (3.2e-3, 32, 896, 0.09),
         (2.5e-3, 32, 1, 0.0025),  # at least one
         (2.5e-3, "rank", 64, 0.01),
-        (0.0031, "run", 512, 0.0031),  # taken as it is
+        (0.0031, "run", 512, 0.0031),  # not scaled
     ],
 )
-def test_the_peak_is_a_multiple_of_the_unit(rate: float, rate_for, batch: int, expected: float):
+def test_peak_rate_is_multiple_of_unit(rate: float, rate_for, batch: int, expected: float):
     optimizer = OptimizerConfig(learning_rate=rate, rate_for=rate_for, rate_unit=2.5e-3)
     assert peak_rate(optimizer, global_batch=batch, ranks=4) == pytest.approx(expected, rel=1e-12)
 
@@ -272,6 +280,6 @@ FAR = [("lars", 10.5, 8), ("sgd", 10.5, 8), ("sgd", 1.024, 32), ("sgd", 1e-4, 25
 
 
 @pytest.mark.parametrize(("name", "peak", "batch"), USUAL + FAR)
-def test_check_rate_tells_usual_rates_from_far_ones(name: str, peak: float, batch: int):
+def test_check_rate_reports_only_unusual_rates(name: str, peak: float, batch: int):
     message = check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch)
     assert (message is not None) == ((name, peak, batch) in FAR)

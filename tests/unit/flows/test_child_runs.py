@@ -1,4 +1,4 @@
-"""Child processes: none is left behind, each end is explained, and leftovers of a killed parent are waited for."""
+"""Child processes: none is left running, failures are explained, and a resumed parent waits for leftover children."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from support.builders.results import make_result, write_run
 from support.builders.training_results import FIRST_SEED, make_child
 from support.processes.flows import drain, follow
 from support.processes.forked import wait_until
-from trainstone.config.load import load_config, write_toml
+from trainstone.config.load import format_toml, load_config
 from trainstone.errors import DataError, LaunchError, RunError
 from trainstone.flows import child_runs
 from trainstone.flows.child_runs import ChildEnd, ChildRun
@@ -31,7 +31,7 @@ SLEEPER = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
 FAILURE = (
     '{"rank": 0, "host": "here", "exit_code": 3, "message": "no images", "hint": "make some", '
-    '"time_seconds": 1.0, "echo": false}'
+    '"time_seconds": 1.0, "secondary": false}'
 )
 
 
@@ -41,7 +41,7 @@ def python(program: str, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("program", [SLEEPER, STUBBORN])
-def test_supervise_broken_off_leaves_no_process(monkeypatch, tmp_path: Path, program: str, error: type[BaseException]):
+def test_supervise_interrupted_leaves_no_process(monkeypatch, tmp_path: Path, program: str, error: type[BaseException]):
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.2)
     others = set(psutil.Process().children())
@@ -65,7 +65,7 @@ def test_supervise_broken_off_leaves_no_process(monkeypatch, tmp_path: Path, pro
     assert not psutil.pid_exists(child.pid)
 
 
-def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch, tmp_path: Path):
+def test_supervise_forwards_signal_once_and_kills_after_grace_period(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
     signals = StopSignals()
@@ -99,7 +99,7 @@ def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch
         ("import os; os.kill(os.getpid(), 9)", -9, LaunchError, "was ended by SIGKILL"),
     ],
 )  # fmt: skip
-def test_child_that_fails_is_explained(tmp_path: Path, program: str, code: int, kind: type | None, message: str):
+def test_run_child_explains_failure(tmp_path: Path, program: str, code: int, kind: type | None, message: str):
     lines, end = drain(child_runs.run_child(ChildRun("x", python(program), tmp_path / "points/a"), StopSignals()))
     if kind is None:
         assert (lines, end) == (["x · step 7"], ChildEnd(0))
@@ -110,7 +110,7 @@ def test_child_that_fails_is_explained(tmp_path: Path, program: str, code: int, 
         end.check("run 1")
 
 
-def test_child_ends_with_its_killed_parent(tmp_path: Path):
+def test_child_ends_when_its_parent_is_killed(tmp_path: Path):
     program = (
         "import sys; from pathlib import Path; from trainstone.machine.supervisor import supervise; "
         "from trainstone.machine.signals import StopSignals; "
@@ -125,7 +125,7 @@ def test_child_ends_with_its_killed_parent(tmp_path: Path):
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_resumed_parent_waits_for_a_leftover_child(monkeypatch, tmp_path: Path):
+def test_resumed_parent_waits_for_leftover_child(monkeypatch, tmp_path: Path):
     config = load_config("resnet50")
     run = create_run(tmp_path, "sweep", config, "x")
     child = write_run(run.path / "points", make_result("left"))
@@ -142,7 +142,7 @@ def test_resumed_parent_waits_for_a_leftover_child(monkeypatch, tmp_path: Path):
     with holder:
         holder.stdout.readline()
         phases = {progress.phase for progress in follow(wait, config, run)}
-    assert phases == {"waiting for the end of left"}
+    assert phases == {"waiting for left to end"}
     monkeypatch.setattr(child_runs, "LEFTOVER_SECONDS", 0.0)
     with lock_run(child), pytest.raises(LaunchError, match="left is still in use by process 1 of an earlier start"):
         list(follow(wait, config, run))
@@ -160,14 +160,14 @@ def begin(folder: Path, num_runs: int = 3, **changes: Any) -> RunFolder:
 
 
 def leave(folder: Path, seed: int, seconds: float | None, **changes: Any) -> None:
-    """Leave what a child leaves: a run folder with its settled configuration."""
+    """Write what a child run leaves: a run folder with its resolved configuration."""
     result = make_child(seed, seconds, **changes).result.model_copy(update={"run_id": folder.name})
     if folder.exists():
         (folder / "result.json").write_text(result.model_dump_json(exclude_none=True))
     else:
         write_run(folder.parent, result)
     config = load_config("resnet50", settings=[f"seed={seed}", "train.batch_size=8", "engine.threads=2", "device=cpu"])
-    (folder / "config.toml").write_text(write_toml(config))
+    (folder / "config.toml").write_text(format_toml(config))
 
 
 def fake_children(monkeypatch: pytest.MonkeyPatch, act: Act) -> list[list[str]]:
@@ -196,7 +196,7 @@ def reach(folder: Path, seed: int, _signals: StopSignals) -> ChildEnd:
     return DONE
 
 
-def test_each_run_has_its_seed_and_the_first_settles_the_configuration(monkeypatch, tmp_path: Path):
+def test_repeat_training_uses_consecutive_seeds_and_config_of_first_child(monkeypatch, tmp_path: Path):
     run = begin(tmp_path)
     commands = fake_children(monkeypatch, reach)
     labels = list_repeated(run)
@@ -218,7 +218,7 @@ def test_each_run_has_its_seed_and_the_first_settles_the_configuration(monkeypat
     ("requested", "code", "message"),
     [("SIGUSR1", 75, "SIGUSR1"), ("SIGINT", 130, "SIGINT"), ("SIGTERM", -15, "SIGTERM"), (None, 75, "SIGTERM")],
 )
-def test_stopped_it_says_how_to_go_on_and_does(
+def test_repeat_training_stopped_gives_resume_hint_and_resumes(
     monkeypatch, tmp_path: Path, requested: str | None, code: int, message: str
 ):
     def stop(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
@@ -236,7 +236,7 @@ def test_stopped_it_says_how_to_go_on_and_does(
     assert result.status == "interrupted"
     (found,) = [one for one in result.findings if one.code == "interrupted"]
     assert found.message == f"stopped by {message} after 1 of 3 runs"
-    assert found.hint == f"go on with: trainstone train --resume {run.path}"
+    assert found.hint == f"resume with: trainstone train --resume {run.path}"
     assert [r.status for r in result.repeated.runs] == ["target_reached", "interrupted"]
 
     again = reopen_run(run.path, "train", "x")
@@ -255,10 +255,12 @@ def test_stopped_it_says_how_to_go_on_and_does(
     ("ended", "error", "message"),
     [
         (ChildEnd(3, DataError("no images")), DataError, "run 2 of 3: no images"),
-        (DONE, LaunchError, "run 2 of 3 ended well, but left no result that says so"),
+        (DONE, LaunchError, "run 2 of 3 ended without an error, but has no final result"),
     ],
 )
-def test_a_run_that_fails_fails_all(monkeypatch, tmp_path: Path, ended: ChildEnd, error: type[Exception], message: str):
+def test_repeat_training_fails_with_failed_child(
+    monkeypatch, tmp_path: Path, ended: ChildEnd, error: type[Exception], message: str
+):
     def act(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
         return reach(folder, seed, signals) if seed == FIRST_SEED else ended
 
@@ -269,10 +271,10 @@ def test_a_run_that_fails_fails_all(monkeypatch, tmp_path: Path, ended: ChildEnd
     result = read_result(run.path)
     assert result.status == "failed"
     assert [(one.code, one.message) for one in result.findings] == [("run-failed", message)]
-    assert result.verdict.startswith("ResNet-18: 1 of 3 runs are over: ")
+    assert result.verdict.startswith("ResNet-18: 1 of 3 runs finished: ")
 
 
-def test_of_two_runs_with_a_seed_the_one_that_is_over_counts_else_the_newest(tmp_path: Path):
+def test_read_children_prefers_finished_else_newest_run_per_seed(tmp_path: Path):
     points = tmp_path / "points"
     for name, status in (("a", "failed"), ("b", "target_reached"), ("c", "interrupted")):
         write_run(points, make_child(7, 40.0, status=status).result.model_copy(update={"run_id": name}))
@@ -284,6 +286,6 @@ def test_of_two_runs_with_a_seed_the_one_that_is_over_counts_else_the_newest(tmp
         7: "points/b", 8: "points/e", 9: "points/run-9"
     }  # fmt: skip
     repeated = Repeated(num_runs=4, first_seed=7)
-    assert child_runs.list_due(tmp_path, repeated) == [8, 9, 10]
+    assert child_runs.list_due_seeds(tmp_path, repeated) == [8, 9, 10]
     planned = [child_runs.plan_child(tmp_path, repeated, seed, "resnet50").command[-2:] for seed in (8, 9, 10)]
     assert planned == [["--resume", f"{tmp_path}/points/e"], ["--resume", f"{tmp_path}/points/run-9"], ["--seed", "10"]]

@@ -1,4 +1,4 @@
-"""COCO's annotation files: read with every doubt, written byte for byte."""
+"""Tests of COCO annotation files: invalid content is rejected, output is compared byte for byte."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,9 @@ from trainstone.formats.coco import (
     CocoCategory,
     CocoImage,
     Instances,
-    box_only,
     drop_images,
-    full,
+    format_box_only,
+    format_full,
     number_categories,
     read_instances,
 )
@@ -55,15 +55,15 @@ def changed(*place: str | int, to: Any = None, drop: bool = False) -> Any:
 
 
 def prepare_json(document: Any) -> str:
-    """What the original wrote, in our own words: keys left out, the rest dumped as it was."""
+    """Reimplement the original: drop keys, dump the rest unchanged."""
     images = [{k: v for k, v in i.items() if k in ("id", "file_name", "height", "width")} for i in document["images"]]
     kept = ("image_id", "bbox", "category_id", "id")
     annotations = [{k: v for k, v in a.items() if k in kept} for a in document["annotations"]]
-    message = {"images": images, "annotations": annotations, "categories": document["categories"]}
-    return json.dumps(message, separators=(",", ":"))
+    reduced = {"images": images, "annotations": annotations, "categories": document["categories"]}
+    return json.dumps(reduced, separators=(",", ":"))
 
 
-def test_categories_are_counted_by_their_ids():
+def test_number_categories_counts_in_order_of_ids():
     numbers = number_categories([CocoCategory(number, "x") for number in NAME_OF_ID])
     assert list(numbers.values()) == list(range(1, 81))
     by_number = {number: NAME_OF_ID[category] for category, number in numbers.items()}
@@ -72,7 +72,7 @@ def test_categories_are_counted_by_their_ids():
     assert number_categories([CocoCategory(30, "a"), CocoCategory(0, "b"), CocoCategory(4, "c")]) == {0: 1, 4: 2, 30: 3}
 
 
-def test_a_complete_file_is_read(tmp_path: Path):
+def test_read_instances_reads_all_fields(tmp_path: Path):
     found = read_instances(write(tmp_path / "i.json", DOCUMENT))
     assert found.images == [CocoImage(7, "b.jpg", 40, 20), CocoImage(3, "sub/ä.jpg", 9, 9)]
     assert found.annotations == [
@@ -82,9 +82,9 @@ def test_a_complete_file_is_read(tmp_path: Path):
     assert found.categories[1] == CocoCategory(90, "toothbrush", "indoor")
 
 
-def test_box_only_is_what_the_original_wrote_byte_for_byte(tmp_path: Path):
+def test_format_box_only_equals_original_byte_for_byte(tmp_path: Path):
     source = write(tmp_path / "instances_x.json", DOCUMENT)
-    write_atomically(tmp_path / "bbox_only_instances_x.json", box_only(read_instances(source)))
+    write_atomically(tmp_path / "bbox_only_instances_x.json", format_box_only(read_instances(source)))
     written = (tmp_path / "bbox_only_instances_x.json").read_text()
     assert written == prepare_json(DOCUMENT)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bbox_only_instances_x.json", "instances_x.json"]
@@ -92,7 +92,7 @@ def test_box_only_is_what_the_original_wrote_byte_for_byte(tmp_path: Path):
     assert again.annotations[1] == CocoAnnotation(2, 3, 1, (-1, 0, 5, 5), False, None)
 
 
-def test_without_categories_they_are_cocos(tmp_path: Path):
+def test_read_instances_without_categories_uses_coco_categories(tmp_path: Path):
     found = read_instances(write(tmp_path / "i.json", changed("categories", drop=True)))
     assert [item.id for item in found.categories] == list(NAME_OF_ID)
     path = write(tmp_path / "i.json", {**changed("annotations", 1, "category_id", to=12), "categories": []})
@@ -124,7 +124,7 @@ def test_without_categories_they_are_cocos(tmp_path: Path):
         (("categories", 0, "name"), [5], r"categories\[0\]\.name"),
     ],
 )
-def test_read_instances_names_the_invalid_place(
+def test_read_instances_names_invalid_field(
     tmp_path: Path, place: tuple[str | int, ...], values: list[Any], message: str
 ):
     for value in values:
@@ -135,7 +135,7 @@ def test_read_instances_names_the_invalid_place(
 
 
 @pytest.mark.parametrize("place", [("images",), ("annotations",), ("annotations", 0, "bbox"), ("images", 1, "id")])
-def test_read_instances_names_a_missing_key(tmp_path: Path, place: tuple[str | int, ...]):
+def test_read_instances_names_missing_key(tmp_path: Path, place: tuple[str | int, ...]):
     with pytest.raises(DataError, match=f"missing required field {place[-1]}"):
         read_instances(write(tmp_path / "i.json", changed(*place, drop=True)))
 
@@ -151,13 +151,13 @@ def test_read_instances_rejects_damaged_json(tmp_path: Path, data: bytes):
         read_instances(tmp_path / "i.json")
 
 
-def test_our_own_sets_are_written_complete_and_always_alike(tmp_path: Path):
+def test_format_full_writes_all_keys_deterministically(tmp_path: Path):
     instances = Instances(
         [CocoImage(1, "a.jpg", 30, 20)],
         [CocoAnnotation(1, 1, 1, (1 / 3, 2, 10, 5)), CocoAnnotation(2, 1, 1, (0, 0, 30, 20), True, 17.25)],
         [CocoCategory(1, "circle")],
     )
-    write_atomically(tmp_path / "a.json", full(instances))
+    write_atomically(tmp_path / "a.json", format_full(instances))
     assert (tmp_path / "a.json").read_text() == (
         '{"images":[{"id":1,"file_name":"a.jpg","width":30,"height":20}],"annotations":['
         '{"id":1,"image_id":1,"category_id":1,"bbox":[0.333,2.0,10.0,5.0],"area":50.0,"iscrowd":0,"segmentation":[]},'
@@ -175,7 +175,7 @@ TEXT = (
 )  # fmt: skip
 
 
-def test_dropped_images_go_with_their_annotations_and_the_rest_stays_to_the_digit(tmp_path: Path):
+def test_drop_images_removes_annotations_and_keeps_the_rest_unchanged(tmp_path: Path):
     path = tmp_path / "instances_x.json"
     path.write_text(TEXT)
     assert b"".join(drop_images(path, {"a.jpg", "unknown.jpg"})).decode() == (
@@ -185,7 +185,7 @@ def test_dropped_images_go_with_their_annotations_and_the_rest_stays_to_the_digi
     assert json.loads(b"".join(drop_images(path, {"a.jpg", "b.jpg"})))["annotations"] == []
     path.write_text('{"images": []}')
     for damaged in (path, tmp_path / "none.json"):
-        with pytest.raises(DataError, match=f"{damaged.name} is no annotation file"):
+        with pytest.raises(DataError, match=f"{damaged.name} is not a COCO annotation file"):
             b"".join(drop_images(damaged, ()))
 
 
@@ -197,7 +197,7 @@ def test_dropped_images_go_with_their_annotations_and_the_rest_stays_to_the_digi
         ("eval/instances_val2014_100.json", 100, 839, 9),
     ],
 )
-def test_real_files_are_read_and_thinned_as_by_the_original(
+def test_format_box_only_equals_original_on_real_files(
     tmp_path: Path, name: str, num_images: int, num_annotations: int, num_crowds: int
 ):
     path = real_data(name)
@@ -205,6 +205,6 @@ def test_real_files_are_read_and_thinned_as_by_the_original(
     assert (len(found.images), len(found.annotations)) == (num_images, num_annotations)
     assert sum(item.crowd for item in found.annotations) == num_crowds
     assert {item.id: item.name for item in found.categories} == NAME_OF_ID
-    write_atomically(tmp_path / "b.json", box_only(found))
+    write_atomically(tmp_path / "b.json", format_box_only(found))
     assert (tmp_path / "b.json").read_text() == prepare_json(json.loads(path.read_text()))
     assert len(read_instances(tmp_path / "b.json").annotations) == num_annotations

@@ -1,4 +1,4 @@
-"""Damaged input gives records or a clear error: every reader of records and of the files beside them."""
+"""Tests of all file readers with damaged input: they return records or raise an error with file and position."""
 
 import bz2
 import functools
@@ -21,13 +21,13 @@ import scipy.io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.builders.archives import fix_checksums, forge, make_instances, make_tar
+from support.builders.archives import fix_checksums, build_tar_header, make_instances, make_tar
 from support.builders.damage import damaged, quick
 from support.builders.data_sets import BOXES, CLASSES, JPEGS
 from support.builders.ncu_files import AFTER, BEFORE, make_long, make_wide
 from support.builders.raw_data_sets import pack_image, pack_payload
 from support.builders.traces import document, mark, small_trace
-from trainstone.data.image.inspect import look
+from trainstone.data.image.inspect import read_header
 from trainstone.data.sample import Sample
 from trainstone.data.sources.archives import list_tar, read_tar
 from trainstone.data.storage.box_file import read_box_file
@@ -36,20 +36,20 @@ from trainstone.data.storage.tfrecord import TFRecordEncoder, TFRecordShard
 from trainstone.data.storage.wds import WdsShard
 from trainstone.errors import DataError
 from trainstone.formats import recordio, tfrecord
-from trainstone.formats.coco import full, read_instances
+from trainstone.formats.coco import format_full, read_instances
 from trainstone.formats.kineto import read_trace
 from trainstone.formats.mat5 import read_mat
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.ncu import read_ncu
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, RecordIOFile, pack_labels, read_list
-from trainstone.formats.tar import END, WdsFile, member
+from trainstone.formats.tar import END, WebDatasetFile, encode_member
 from trainstone.formats.tfrecord import (
     TFRecordFile,
     bytes_feature,
     decode_example,
     encode_example,
     float_feature,
-    frame,
+    frame_record,
     int64_feature,
 )
 
@@ -64,18 +64,18 @@ EXAMPLE = {
 
 
 class Reader(NamedTuple):
-    """What reads a kind of file, and a sound one."""
+    """Reader of a kind of file, with valid content."""
 
     sound: bytes
     read: Callable[[Path], Any]
     place: str = "byte"
-    """What an error names beside the file."""
+    """Position that error messages contain."""
     wrap: Callable[[bytes], bytes] = bytes
-    """Make a file of what is damaged: inside a frame that is sound."""
+    """Put the damaged content into a valid container."""
 
 
 def find_error(act: Callable[[], Any]) -> str | None:
-    """What a DataError says; any other error fails the test."""
+    """Return the message of a DataError, None if there is none; other errors fail the test."""
     try:
         act()
     except DataError as err:
@@ -89,19 +89,19 @@ def read_records(kind: Any) -> Callable[[Path], Any]:
             found = file.resync(0)
             assert found is None or 0 < found < file.size
             for span in file.spans():
-                file.read(span if kind is WdsFile else span.offset)
+                file.read(span if kind is WebDatasetFile else span.offset)
 
     return read
 
 
 def read_shard(kind: Any) -> Callable[[Path], Any]:
-    """All that is asked of a shard; errors must name the file and the record's first byte."""
+    """Read samples and annotations of a shard; errors must name the file and the record's first byte."""
 
     def read(path: Path) -> None:
         shard = kind(path)
         for span in shard.file.spans():
-            for ask in (shard.read, shard.glance):
-                message = find_error(functools.partial(ask, span.offset))
+            for read_part in (shard.read, shard.read_annotations):
+                message = find_error(functools.partial(read_part, span.offset))
                 assert message is None or f"byte {span.offset}" in message
             sample = shard.read(span.offset)
             sample.name.encode("utf-8", "surrogateescape")
@@ -114,7 +114,7 @@ def read_coco(path: Path) -> None:
     found = read_instances(path)
     known = {image.id for image in found.images}
     assert all(item.image_id in known and len(item.bbox) == 4 for item in found.annotations)
-    assert json.loads("".join(full(found)))
+    assert json.loads("".join(format_full(found)))
 
 
 def list_archive(path: Path) -> None:
@@ -132,13 +132,13 @@ def save_mat(compress: bool) -> bytes:
 
 
 def pack_mat(mat: bytes) -> bytes:
-    """Damaged inside, so that the packing itself is sound."""
+    """Compress the content again, so that only the inner data is damaged."""
     body = zlib.compress(mat[128:])
     return mat[:128] + (15).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body
 
 
 def encode_features(kind: str, sample: Sample) -> bytes:
-    (record,) = TFRecordEncoder(kind, CLASSES, 1).encode(sample, 7, look(sample.image)).buffers
+    (record,) = TFRecordEncoder(kind, CLASSES, 1).encode(sample, 7, read_header(sample.image)).buffers
     return bytes(record[12:-4])
 
 
@@ -147,22 +147,25 @@ def wrap_image(payload: bytes) -> bytes:
 
 
 def wrap_example(example: bytes) -> bytes:
-    return frame(encode_example({"image": bytes_feature(JPEGS[0])})) + frame(example)
+    return frame_record(encode_example({"image": bytes_feature(JPEGS[0])})) + frame_record(example)
 
 
 def wrap_member(extension: str) -> Callable[[bytes], bytes]:
     def wrap(data: bytes) -> bytes:
-        return b"".join(member(*one) for one in (("a.jpg", b"1"), ("x.jpg", JPEGS[0]), (f"x.{extension}", data))) + END
+        return (
+            b"".join(encode_member(*one) for one in (("a.jpg", b"1"), ("x.jpg", JPEGS[0]), (f"x.{extension}", data)))
+            + END
+        )
 
     return wrap
 
 
-TAR = b"".join(member(f"{n}.{e}", d) for n in "ab" for e, d in (("jpg", JPEGS[0][:90]), ("cls", b"3"))) + END
+TAR = b"".join(encode_member(f"{n}.{e}", d) for n in "ab" for e, d in (("jpg", JPEGS[0][:90]), ("cls", b"3"))) + END
 SMALL = make_tar({"n01/a.JPEG": b"one" * 300, "b": b"", "c" * 120: b"two"})
 REC = b"".join(map(pack_payload, (b"", MAGIC_BYTES + b"xyz", bytes(99))))
 CLASSIFIED = encode_features("classify", Sample("a/x.jpg", JPEGS[0], 0, BOXES[:1]))
 TRACE = json.dumps(document([*small_trace()[:20], mark("data", 1, 2)]), indent=1).encode()
-COCO = "".join(full(make_instances(3))).encode()
+COCO = "".join(format_full(make_instances(3))).encode()
 MLLOG = b':::MLLOG {"namespace": "", "time_ms": 15, "event_type": "POINT_IN_TIME", "key": "seed", "value": 7}\n'
 MLLOG += b':::MLL 1.5 k: {"value": 7}\n:::MLPv0.5.0 resnet 1.5 (a:1) run_stop: {"success": "true"}\n'
 DETECTED = encode_features("detect", Sample("x.jpg", JPEGS[0], boxes=BOXES, id=7))
@@ -170,19 +173,19 @@ READERS = {
     "a.rec": Reader(REC, read_records(RecordIOFile)),
     "image.rec": Reader(pack_labels(VECTOR) + JPEGS[0][:200], read_shard(RecordIOShard), wrap=wrap_image),
     "class.rec": Reader(struct.pack("<IfQQ", 0, 3.0, 7, 0) + JPEGS[0], read_shard(RecordIOShard), wrap=wrap_image),
-    "a.tfrecord": Reader(b"".join(map(frame, (b"", b"a", bytes(99)))), read_records(TFRecordFile)),
+    "a.tfrecord": Reader(b"".join(map(frame_record, (b"", b"a", bytes(99)))), read_records(TFRecordFile)),
     "example.tfrecord": Reader(
         encode_example(EXAMPLE), lambda path: decode_example(path.read_bytes(), f"{path}, byte 0")
     ),
     "class.tfrecord": Reader(CLASSIFIED, read_shard(TFRecordShard), wrap=wrap_example),
     "boxes.tfrecord": Reader(DETECTED, read_shard(TFRecordShard), wrap=wrap_example),
-    "a.tar": Reader(TAR, read_records(WdsFile)),
+    "a.tar": Reader(TAR, read_records(WebDatasetFile)),
     "sample.tar": Reader(TAR, read_shard(WdsShard)),
     "json.tar": Reader(ABOUT, read_shard(WdsShard), wrap=wrap_member("json")),
     "label.tar": Reader(b"123", read_shard(WdsShard), wrap=wrap_member("cls")),
     "long.tar": Reader(
         make_tar({LONGER: b"1"}, tarfile.PAX_FORMAT) + make_tar({LONGER: b""}),
-        read_records(WdsFile),
+        read_records(WebDatasetFile),
         wrap=fix_checksums,
     ),
     "listed.tar": Reader(SMALL, list_archive, "", wrap=fix_checksums),
@@ -215,19 +218,19 @@ def read(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("name", READERS)
 @quick
 @given(data=st.data())
-def test_damaged_input_gives_records_or_the_file_and_the_place(tmp_path: Path, name: str, data: st.DataObject):
+def test_readers_return_records_or_name_file_and_position_of_damage(tmp_path: Path, name: str, data: st.DataObject):
     reader = READERS[name]
     message = find_error(lambda: read(tmp_path / name, reader.wrap(data.draw(damaged(reader.sound)))))
     assert message is None or (name in message and reader.place in message)
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_sound_input_is_read_and_what_is_no_file_is_told(tmp_path: Path, name: str):
+def test_readers_accept_valid_input_and_reject_missing_files_and_folders(tmp_path: Path, name: str):
     read(tmp_path / name, READERS[name].wrap(READERS[name].sound))
     (tmp_path / name).unlink()
     if name not in ("example.tfrecord", "meta.mat", "inside.mat"):
         for path in (tmp_path / name, tmp_path):
-            with pytest.raises(DataError, match=r"cannot read|it is no file|[Nn]o such file"):
+            with pytest.raises(DataError, match=r"cannot read|not a file|[Nn]o such file"):
                 READERS[name].read(path)
 
 
@@ -235,11 +238,11 @@ def test_sound_input_is_read_and_what_is_no_file_is_told(tmp_path: Path, name: s
     ("name", "sound", "ends"),
     [
         ("a.rec", pack_payload(b"a") + pack_payload(MAGIC_BYTES + b"bcd"), [0, 12, 32]),
-        ("a.tfrecord", frame(b"") + frame(b"a"), [0, 16, 33]),
-        ("a.tar", member("a.jpg", b"1") + bytes(512), [1536]),
+        ("a.tfrecord", frame_record(b"") + frame_record(b"a"), [0, 16, 33]),
+        ("a.tar", encode_member("a.jpg", b"1") + bytes(512), [1536]),
     ],
 )
-def test_cut_off_anywhere_but_between_records_is_an_error(tmp_path: Path, name: str, sound: bytes, ends: list[int]):
+def test_readers_reject_truncation_within_records(tmp_path: Path, name: str, sound: bytes, ends: list[int]):
     for length in range(len(sound) + 1):
         message = find_error(functools.partial(read, tmp_path / name, sound[:length]))
         assert (message is None) == (length in ends)
@@ -251,13 +254,13 @@ def head(flag: int, length: int) -> bytes:
 
 
 def claim(length: int) -> bytes:
-    """A TFRecord's header for any length, its checksum right."""
+    """Return a TFRecord header for any length with a valid checksum."""
     crc = google_crc32c.value(struct.pack("<Q", length))
     return struct.pack("<QI", length, (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def extend(pax: bytes, kind: bytes = b"x") -> bytes:
-    return forge(b"%011o\0" % len(pax), b"pax", kind) + pax.ljust(512, b"\0") + forge() + END
+    return build_tar_header(b"%011o\0" % len(pax), b"pax", kind) + pax.ljust(512, b"\0") + build_tar_header() + END
 
 
 CASES: list[tuple[str, bytes, str]] = [
@@ -267,29 +270,29 @@ CASES: list[tuple[str, bytes, str]] = [
     *(("image.rec", pack_payload(data), "byte 0") for data in (bytes(23), b"\xff" * 4 + bytes(24))),
     *(("image.rec", pack_image(ImageRecord((2.0, 5.0, bad, 0.1, 0.1, 0.2, 0.2), 1, b"", vector=True)), "byte 0")
       for bad in (float("nan"), float("inf"), -1.0, 0.5)),
-    ("a.tfrecord", frame(b"") + b"\2" + frame(b"a")[1:], "byte 16"),
-    ("a.tfrecord", frame(b"x") + frame(b"a")[:12] + b"b" + frame(b"a")[13:], "byte 17"),
-    *(("a.tfrecord", frame(b"x") + claim(length) + bytes(20), "byte 17")
+    ("a.tfrecord", frame_record(b"") + b"\2" + frame_record(b"a")[1:], "byte 16"),
+    ("a.tfrecord", frame_record(b"x") + frame_record(b"a")[:12] + b"b" + frame_record(b"a")[13:], "byte 17"),
+    *(("a.tfrecord", frame_record(b"x") + claim(length) + bytes(20), "byte 17")
       for length in (1 << 63, (1 << 64) - 1, 1 << 40, 100)),
     *(("a.tfrecord", pack(TAR), "byte 0") for pack in (gzip.compress, zlib.compress)),
-    *(("a.tar", forge(size), "byte 0")
+    *(("a.tar", build_tar_header(size), "byte 0")
       for size in (b"77777777777\0", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"0000000009\0\0", b"-0000000003\0",
                    b"0000000000x\0")),
     *(("a.tar", data, "byte 0")
-      for data in (forge(b"77777777777\0", kind=b"x"), forge(b"00000001000\0", kind=b"L"), forge(name=b""), b"x" * 512,
+      for data in (build_tar_header(b"77777777777\0", kind=b"x"), build_tar_header(b"00000001000\0", kind=b"L"), build_tar_header(name=b""), b"x" * 512,
                    gzip.compress(TAR), bz2.compress(TAR), lzma.compress(TAR))),
-    ("a.tar", forge(kind=b"L") + END, "byte 512"),
-    ("a.tar", member("a.jpg", b"1") * 2 + END, "byte 1024"),
+    ("a.tar", build_tar_header(kind=b"L") + END, "byte 512"),
+    ("a.tar", encode_member("a.jpg", b"1") * 2 + END, "byte 1024"),
     *(("a.tar", extend(pax), "byte 0")
       for pax in (b"99 size=3\n", b"10 size=3X", b"size=3\n", b"9 size=x\n", b"5 =a\n", b"4 a\n", b"0 a=b\n", b"2 \n",
                   b"11 size=-1\n", b"29 size=" + b"9" * 20 + b"\n", b"22 GNU.sparse.major=1\n")),
     ("a.tar", extend(b"10 size=3\n", b"g"), "byte 0"),
-    ("a.tar", forge(b"%011o\0" % ((1 << 20) + 1), kind=b"x"), "byte 0"),
+    ("a.tar", build_tar_header(b"%011o\0" % ((1 << 20) + 1), kind=b"x"), "byte 0"),
     *(("a.tar", make_tar({name: b""}, tarfile.PAX_FORMAT), "byte 0")
       for name in ("/etc/passwd.jpg", "../a.jpg", "a/../../b.jpg", LONGER + "/../b.jpg", "..")),
-    *(("a.tar", TAR[:-1024] + forge(kind=kind, name=b"evil.jpg") + END, "byte 4096")
+    *(("a.tar", TAR[:-1024] + build_tar_header(kind=kind, name=b"evil.jpg") + END, "byte 4096")
       for kind in (b"2", b"1", b"3", b"4", b"6", b"S", b"Z")),
-    ("sample.tar", member("x.txt", b"words") + END, "byte 0"),
+    ("sample.tar", encode_member("x.txt", b"words") + END, "byte 0"),
     *(("label.tar", wrap_member("cls")(label), "byte 1024") for label in (b"cat", b"9" * 5000)),
     *(("json.tar", wrap_member("json")(data), "byte 1024")
       for data in (b"{", b"[" * 100_000, b"[]", b'{"boxes": 5}',
@@ -311,7 +314,7 @@ CASES: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "what"), CASES)
-def test_damage_names_its_place_and_what_to_do(tmp_path: Path, name: str, content: bytes, what: str):
+def test_readers_name_position_of_known_damage(tmp_path: Path, name: str, content: bytes, what: str):
     with pytest.raises(DataError, match=rf"{name}, (x at |\S* at )?(record at )?{what}: ") as message:
         read(tmp_path / name, content)
     assert message.value.message.startswith(str(tmp_path))
@@ -319,7 +322,7 @@ def test_damage_names_its_place_and_what_to_do(tmp_path: Path, name: str, conten
 
 @pytest.mark.parametrize("name", ["a.rec", "a.tfrecord", "a.tar"])
 @pytest.mark.parametrize("offset", [-4, 1, 4, 10_000])
-def test_an_offset_from_a_wrong_index_is_told(tmp_path: Path, name: str, offset: int):
+def test_shards_reject_offsets_from_a_wrong_index(tmp_path: Path, name: str, offset: int):
     (tmp_path / name).write_bytes(READERS[name].sound)
     shard = {"a.rec": RecordIOShard, "a.tfrecord": TFRecordShard, "a.tar": WdsShard}[name](tmp_path / name)
     with pytest.raises(DataError, match=rf"{name}, (record at )?byte {offset}: "):
@@ -327,7 +330,7 @@ def test_an_offset_from_a_wrong_index_is_told(tmp_path: Path, name: str, offset:
     shard.close()
 
 
-def test_any_changed_byte_of_a_tar_header_is_noticed(tmp_path: Path):
+def test_read_members_detects_any_changed_header_byte(tmp_path: Path):
     data = make_tar({"a.jpg": b"abc"})
     for at in set(range(512)) - set(range(148, 156)):
         with pytest.raises(DataError, match="byte 0: "):

@@ -1,4 +1,4 @@
-"""Reading traces: every layout gives the same columns, damage gives one clear error."""
+"""Tests of reading traces: all layouts give the same columns, damaged files give one error."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ COLUMNS = ("start_ns", "duration_ns", "kind", "lane", "name", "correlation", "ex
 
 
 def rows(trace: Trace) -> list[tuple[Any, ...]]:
-    """The rows with names, lanes and shapes looked up."""
+    """Return rows with names, lanes and shapes instead of indexes."""
     columns = {name: getattr(trace, name).tolist() for name in COLUMNS}
     for column, table in (("lane", trace.lanes), ("name", trace.names), ("dims", trace.shapes)):
         columns[column] = [table[number] for number in columns[column]]
@@ -34,7 +34,7 @@ def read_text(folder: Path, text: str | bytes, piece_bytes: int = 1 << 22) -> Tr
     return read_trace(path, piece_bytes=piece_bytes)
 
 
-def refuse(folder: Path, text: str | bytes, piece_bytes: int = 1 << 22) -> str:
+def read_error(folder: Path, text: str | bytes, piece_bytes: int = 1 << 22) -> str:
     with pytest.raises(DataError, match=r"trace\.json.*byte") as caught:
         read_text(folder, text, piece_bytes)
     return caught.value.message
@@ -71,7 +71,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("piece_bytes", [64, 1000, 1 << 22])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_and_pieces_do_not_matter(tmp_path: Path, layout: str, piece_bytes: int):
+def test_read_trace_returns_same_rows_for_all_layouts_and_piece_sizes(tmp_path: Path, layout: str, piece_bytes: int):
     plain = rows(read_text(tmp_path, PLAIN))
     assert len(plain) == 41
     trace = read_text(tmp_path, LAYOUTS[layout], piece_bytes)
@@ -79,16 +79,16 @@ def test_layout_and_pieces_do_not_matter(tmp_path: Path, layout: str, piece_byte
     assert trace.rank == (None if layout.startswith("bare") else 3)
 
 
-def test_the_list_is_found_only_at_the_top(tmp_path: Path):
+def test_read_trace_ignores_nested_event_lists(tmp_path: Path):
     inner = {"traceEvents": [host("wrong", 0, 1)]}
     around = {"one": inner, 'x"traceEvents': [1], "text": '"traceEvents": [', "list": [inner, inner]}
     trace = read_text(tmp_path, json.dumps({**around, "traceEvents": [host("right", 0, 1)]}))
     assert trace.names == ["right"]
-    assert 'no list "traceEvents"' in refuse(tmp_path, json.dumps(around))
+    assert 'the list "traceEvents" is missing' in read_error(tmp_path, json.dumps(around))
 
 
-def test_borders_in_strings_and_inner_lists_are_not_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of 100,000 places that look like a border 34 are, and no text is decoded again and again."""
+def test_read_trace_ignores_borders_in_strings_and_nested_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """34 of 100,000 possible borders are real; text is not decoded repeatedly."""
     decoded = []
     monkeypatch.setattr(
         kineto._TraceReader,
@@ -103,8 +103,8 @@ def test_borders_in_strings_and_inner_lists_are_not_borders(tmp_path: Path, monk
     assert sum(decoded) < 10 * len(text)
 
 
-def test_times_keep_their_nanoseconds_however_large(tmp_path: Path):
-    """A float64 holds 1695835542513910.123 only to a quarter of a microsecond."""
+def test_read_trace_keeps_nanoseconds_of_large_times(tmp_path: Path):
+    """A float64 has a resolution of 0.25 microseconds at 1695835542513910.123."""
     event = '{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{},"dur":{}}}'
     for base, dur in (("1695835542513910", "1.001"), ("3981250860138", "754599.057")):
         events = [event.format(f"{base}.{part:03d}", dur) for part in range(0, 1000, 37)]
@@ -115,8 +115,8 @@ def test_times_keep_their_nanoseconds_however_large(tmp_path: Path):
     assert read_text(tmp_path, f"[{','.join(whole)}]").start_ns.tolist() == list(range(0, 9000, 1000))
 
 
-def test_invalid_numbers_and_bytes_of_kineto_are_repaired(tmp_path: Path):
-    """Kineto has written inf, nan and broken names; the events are sound otherwise."""
+def test_read_trace_repairs_non_finite_numbers_and_invalid_utf8(tmp_path: Path):
+    """Some versions of Kineto write inf, nan and invalid UTF-8."""
     text = json.dumps(document([host("one", 0, 1, bandwidth="@"), host("two", 1, 1, list=["@", "@"]), host("é", 2, 1)]))
     broken = text.replace('"@"', "-inf", 1).replace('"@"', "nan").encode().replace(rb"\u00e9", b"\xe9")
     trace = read_text(tmp_path, broken)
@@ -124,7 +124,7 @@ def test_invalid_numbers_and_bytes_of_kineto_are_repaired(tmp_path: Path):
     assert rows(read_text(tmp_path, broken, 64)) == rows(trace)
 
 
-def test_odd_but_harmless_fields_are_accepted(tmp_path: Path):
+def test_read_trace_accepts_unusual_field_types(tmp_path: Path):
     odd = {"correlation": "7a", "External id": [1], "external id": 2**70, "device": {}, "name": 4, "Input Dims": "x"}
     device = {"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": -3}
     events = [
@@ -148,51 +148,51 @@ def test_odd_but_harmless_fields_are_accepted(tmp_path: Path):
     [
         ("", "the file is empty"),
         (" \n ", "empty"),
-        ("42", "begins with { or [: '42'"),
+        ("42", "not a trace: starts with '42'; expected { or ["),
         ("\x1b[31mhello", "'\\x1b[31mhe"),
-        ("{", "the trace is cut off"),
-        ("{}", 'no list "traceEvents"'),
-        ('{"traceEvents": 5}', 'no list "traceEvents"'),
-        ('{"traceEvents": ["x"]}', "from byte 17 on: event 0: Expected object, got str"),
+        ("{", "the trace is truncated"),
+        ("{}", 'the list "traceEvents" is missing'),
+        ('{"traceEvents": 5}', 'the list "traceEvents" is missing'),
+        ('{"traceEvents": ["x"]}', "byte 17: event 0: Expected object, got str"),
         ('{"traceEvents": [{}, {"ts": "5"}]}', "event 1: ts: Expected int | float | null, got str"),
         ('{"a" "b", "traceEvents": []}', "invalid JSON"),
         ('[{"ph": "X"}, {"ph" "X"}, {}]', "invalid JSON"),
         ('[{"ph": "X"}, {]', "invalid JSON"),
         ("[1, 2", "event 0: Expected object, got int"),
-        ('[{"ph":"X","cat":"kernel","name":"k"}]', "event 0: no time (ts)"),
+        ('[{"ph":"X","cat":"kernel","name":"k"}]', "event 0: the time (ts) is missing"),
         ('[{"ph":"X","cat":"kernel","ts":1e300}]', "event 0: ts: Expected float <= 4503599627370496.0"),
         ('[{}, {"ph":"X","cat":"kernel","ts":0,"dur":1e300}]', "event 1: dur: Expected float <= "),
         ('[{"ph":"X","cat":"kernel","ts":1' + "0" * 400 + "}]", "event 0: ts: "),
         ('[{"ts":1e999}]', "Number out of range"),
         ("[{}] x", "invalid JSON"),
         ('{"traceEvents": [{}]} x', "invalid JSON"),
-        ('{"traceEvents": [{}]', "cut off; 1 events before are complete"),
-        ('{"traceEvents": [{}, {"name": "a', "cut off; 1 events before are complete"),
-        ('{"traceEvents": [{}], "x": [', "cut off"),
-        ('[{}, {}, {"name": "a', "cut off; 2 events before are complete"),
+        ('{"traceEvents": [{}]', "truncated after 1 complete events"),
+        ('{"traceEvents": [{}, {"name": "a', "truncated after 1 complete events"),
+        ('{"traceEvents": [{}], "x": [', "truncated"),
+        ('[{}, {}, {"name": "a', "truncated after 2 complete events"),
         ('[{"x": ' + "[" * 5000 + "]" * 5000 + "}]", "nested too deeply"),
         ('{"x": ' + "[" * 5000, "invalid JSON"),
-        (gzip.compress(PLAIN)[:-400], "the gzip file is cut off"),
-        (gzip.compress(PLAIN)[:-4], "the gzip file is cut off"),
+        (gzip.compress(PLAIN)[:-400], "the gzip file is truncated"),
+        (gzip.compress(PLAIN)[:-4], "the gzip file is truncated"),
         (gzip.compress(PLAIN)[:-6] + b"x" * 6, "damaged gzip"),
         (b"\x1f\x8b" + b"x" * 50, "damaged gzip"),
     ],
 )
 @pytest.mark.parametrize("piece_bytes", [7, 1 << 22])
-def test_damage_gives_one_clear_message(tmp_path: Path, text: str | bytes, message: str, piece_bytes: int):
-    assert message in refuse(tmp_path, text, piece_bytes)
+def test_read_trace_rejects_damaged_file(tmp_path: Path, text: str | bytes, message: str, piece_bytes: int):
+    assert message in read_error(tmp_path, text, piece_bytes)
 
 
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_read_trace_rejects_bombs_and_huge_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kineto, "FREE_BYTES", 1 << 20)
-    assert "more than 500 times its size" in refuse(tmp_path, gzip.compress(b"[" + b"{}," * 3_000_000))
+    assert "more than 500 times its size" in read_error(tmp_path, gzip.compress(b"[" + b"{}," * 3_000_000))
     monkeypatch.setattr(kineto, "MAX_BYTES", 1 << 20)
     for before, what in (('[{"a": "', "event"), ('{"a": "', "head"), ("[]", "event"), (" ", "white space")):
-        assert f"no {what} ends within 1 MiB" in refuse(tmp_path, before + " " * 2_000_000, 1 << 18)
+        assert f"no {what} ends within 1 MiB" in read_error(tmp_path, before + " " * 2_000_000, 1 << 18)
 
 
 @pytest.mark.parametrize("name", ["alexnet_a100_trace.json.gz", "resnet50_v100_num_workers_0.pt.trace.json.gz"])
-def test_real_traces_are_read_as_json_reads_them(name: str):
+def test_read_trace_matches_json_on_real_traces(name: str):
     path = real_data(f"profilers/kineto/{name}")
     events = json.loads(zlib.decompress(path.read_bytes(), 31))["traceEvents"]
     kernels = [event for event in events if event.get("cat") in ("kernel", "Kernel")]

@@ -17,7 +17,7 @@ def save(variables: dict, *, compress: bool = False) -> bytes:
 
 
 def synsets(count: int) -> np.ndarray:
-    """Shaped like meta.mat of ILSVRC2012's devkit."""
+    """Return synsets with the layout of meta.mat in the ILSVRC2012 devkit."""
     fields = ["ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children"]
     made = np.zeros((count, 1), dtype=[(name, object) for name in fields])
     for i in range(count):
@@ -27,7 +27,7 @@ def synsets(count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"])
-def test_numbers_of_every_type_are_read(kind, compress):
+def test_read_mat_reads_all_number_types(kind, compress):
     array = np.arange(24).reshape(2, 3, 4).astype(kind)
     found = read_mat(save({"array": array, "one": array[:1, 0, 0], "small": array[0, :1, :2]}, compress=compress))
     assert found["array"].dtype == np.dtype(kind)
@@ -37,7 +37,7 @@ def test_numbers_of_every_type_are_read(kind, compress):
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_the_synsets_of_a_devkit_are_read(compress):
+def test_read_mat_reads_devkit_synsets(compress):
     found = read_mat(save({"synsets": synsets(7)}, compress=compress))["synsets"]
     assert len(found) == 7
     assert [entry["WNID"] for entry in found] == [f"n{i:08d}" for i in range(7)]
@@ -47,7 +47,7 @@ def test_the_synsets_of_a_devkit_are_read(compress):
 
 
 def claim_many() -> bytes:
-    """A struct array that says to have 2^62 entries."""
+    """Return a struct array that claims to have 2^62 entries."""
     data = bytearray(save({"structs": synsets(1)}))
     at = bytes(data).index((5).to_bytes(4, "little") + (8).to_bytes(4, "little"), 128) + 8
     data[at : at + 8] = (2**31 - 1).to_bytes(4, "little") * 2
@@ -71,12 +71,12 @@ SOUND = save({"x": 1.0})
         b"",
     ],
 )
-def test_read_mat_rejects_what_it_does_not_read(data):
+def test_read_mat_rejects_unsupported_or_damaged_content(data):
     with pytest.raises(DataError, match=r"^meta\.mat: "):
         read_mat(data, "meta.mat")
 
 
-def test_a_bomb_is_refused(monkeypatch):
+def test_read_mat_rejects_compression_bomb(monkeypatch):
     monkeypatch.setattr(mat5, "MAX_UNPACKED_BYTES", 10_000)
-    with pytest.raises(DataError, match="larger than 10,000 bytes unpacked"):
+    with pytest.raises(DataError, match="compressed content exceeds 10,000 bytes"):
         read_mat(save({"zeros": np.zeros((100, 100))}, compress=True))

@@ -1,4 +1,4 @@
-"""MLPerf's log: lines as its own logger writes them, and all three generations of real logs read."""
+"""Tests of MLPerf logs: lines equal those of MLPerf's logger, logs of all versions are read."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-def test_what_mlperfs_own_logger_writes_is_what_we_write(tmp_path: Path):
+def test_format_line_matches_mlperf_logger(tmp_path: Path):
     theirs = tmp_path / "theirs.log"
     script = (
         "import sys; from mlperf_logging import mllog; mllog.config(filename=sys.argv[1]); "
@@ -47,12 +47,12 @@ def test_what_mlperfs_own_logger_writes_is_what_we_write(tmp_path: Path):
 
 
 @given(JSON, st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3), st.integers(0, 2**53))
-def test_what_was_written_is_read(value: object, key: str, metadata: dict[str, object], time_ms: int):
+def test_parse_line_reads_formatted_lines(value: object, key: str, metadata: dict[str, object], time_ms: int):
     event = Event(key, value, "POINT_IN_TIME", time_ms, metadata, "space")
     assert parse_line("[rank 0] " + format_line(event)) == event
 
 
-def test_other_text_is_passed_over_and_of_two_tokens_the_last_counts():
+def test_parse_line_skips_other_text_and_uses_last_token():
     lines = ["", "ENDING TIMING RUN", f"worker-0 | {LINE}", ":::MLLOG", f":::MLLOG {{cut {LINE}", "\x00\udcff"]
     assert [event for line in lines if (event := parse_line(line))] == [EVENT, EVENT]
 
@@ -76,17 +76,17 @@ def test_other_text_is_passed_over_and_of_two_tokens_the_last_counts():
         ":::MLPv0.5.0 resnet 15.5 (a:1) key: {",
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, text: str):
+def test_read_mllog_names_invalid_line(tmp_path: Path, text: str):
     file = tmp_path / "result_0.txt"
     file.write_text(f"\n{LINE}\n{text}\n")
     with pytest.raises(DataError, match=r"result_0\.txt, line 3: ."):
         read_mllog(file)
 
 
-def test_the_torn_last_line_of_a_killed_run_is_called_that(tmp_path: Path):
+def test_read_mllog_reports_truncated_last_line(tmp_path: Path):
     file = tmp_path / "mlperf.log"
     file.write_text(f"{LINE}\n" * 55 + LINE[:60])
-    with pytest.raises(DataError, match="line 56, the last: cut off"):
+    with pytest.raises(DataError, match=r"line 56 \(last\): truncated"):
         read_mllog(file)
     for damaged in (f"{LINE[:60]}\n", f"{LINE[:60]}\n{LINE}"):
         file.write_text(damaged)
@@ -94,7 +94,7 @@ def test_the_torn_last_line_of_a_killed_run_is_called_that(tmp_path: Path):
             read_mllog(file)
 
 
-def test_too_many_events_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_read_mllog_rejects_too_many_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.txt").write_text(f"{LINE}\n" * 4)
     monkeypatch.setattr(mllog, "MAX_EVENTS", 4)
     assert len(read_mllog(tmp_path / "a.txt")) == 4
@@ -103,7 +103,7 @@ def test_too_many_events_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_mllog(tmp_path / "a.txt")
 
 
-def test_lines_of_06_and_those_without_event_type_or_metadata_are_read():
+def test_parse_line_reads_version_06_and_lines_without_type_or_metadata():
     line = ':::MLLOG {"namespace": "main", "time_ms": 12.5, "key": "run_stop", "value": null}'
     assert parse_line(line) == Event("run_stop", None, "INTERVAL_END", 12, {}, "main")
     line = ':::MLL 1558570845.3 block_start: {"value": null, "metadata": {"first_epoch_num": 1, "file": "train.py"}}'
@@ -127,14 +127,14 @@ def test_lines_of_06_and_those_without_event_type_or_metadata_are_read():
         ("model_hp_relu", "model_hp_relu", None, {}),
     ],
 )
-def test_keys_of_05_become_todays_where_they_mean_the_same(rest: str, key: str, value: object, more: dict[str, object]):
+def test_parse_line_maps_version_05_keys_to_current_keys(rest: str, key: str, value: object, more: dict[str, object]):
     event = parse_line(f":::MLPv0.5.0 resnet 1541660914.084755421 (resnet/main.py:523) {rest}")
     assert event is not None
     assert (event.key, event.value, event.time_ms, event.namespace) == (key, value, 1541660914084, "resnet")
     assert event.metadata == {"file": "resnet/main.py", "lineno": 523, **more}
 
 
-# Lines with a token (grep -c), batch, minutes between run_start and run_stop and the last accuracy (read by eye).
+# Lines with a token (grep -c), batch, minutes from run_start to run_stop, last accuracy and epoch, checked by hand.
 REAL = {
     "v0.5/google-resnet/result_0.txt": (401, 1024, 301.5173, 0.7511393427848816, 61),
     "v0.6/nvidia-ssd/result_0.txt": (141, 960, 22.4587, 0.23309154960042147, 50),
@@ -147,7 +147,7 @@ REAL = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_logs_are_read(name: str):
+def test_read_mllog_reads_real_logs(name: str):
     num_lines, batch, minutes, accuracy, epoch = REAL[name]
     events = read_mllog(real_data(f"mlperf/{name}"))
     assert len(events) == num_lines

@@ -37,7 +37,7 @@ FORMS = {
     "byte order mark": "\ufeff" + make_long(),
     "few columns": make_long(columns=["Metric Value", "Metric Name", "Kernel Name", "ID"]),
     "more columns": make_long(columns=["ID", "Kernel Time", "NVTX", *LONG_COLUMNS[1:]]),
-    "rules left out": "\n".join(
+    "without rules": "\n".join(
         line + (',"Rule Name","Rule Type"' if line.startswith('"ID"') else ",") for line in make_long().splitlines()
     ),
     "available kernels": make_long() + "==WARNING== Some\nAvailable Kernels:\n1. stats(const __half *, float *, int)\n",
@@ -52,7 +52,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_kernels(tmp_path: Path, form: str):
+def test_read_ncu_returns_same_kernels_for_all_layouts(tmp_path: Path, form: str):
     file = read(tmp_path, FORMS[form])
     assert is_expected(file.kernels)
     assert file.name == str(tmp_path / "cores.csv")
@@ -73,22 +73,22 @@ def test_every_form_gives_the_same_kernels(tmp_path: Path, form: str):
         ("100 (50; 50)", "inst", 100, "inst"),
     ],
 )
-def test_numbers_become_plain_numbers_in_plain_units(tmp_path: Path, value: str, unit: str, number: float, plain: str):
+def test_read_ncu_converts_numbers_to_base_units(tmp_path: Path, value: str, unit: str, number: float, plain: str):
     assert one(tmp_path, "some__metric.sum", value, unit) == Metric(pytest.approx(number, rel=1e-12), plain)
 
 
 @pytest.mark.parametrize(
     "value", ["", "n/a", "(!) n/a", "nan", "-nan", "inf", "a__b,c__d", "(1, 1)", "1.2.3", "\u0661", "1e30,5"]
 )
-def test_text_is_not_a_metric(tmp_path: Path, value: str):
+def test_read_ncu_skips_text_values(tmp_path: Path, value: str):
     assert one(tmp_path, "some__metric.sum", value, "%") is None
 
 
 @pytest.mark.parametrize(
     "value", ["12,5", "1.016.888", "3.530.235,80", "1 016 888", "1\u202f016,5", "1'016'888", "10,16,888"]
 )
-def test_numbers_of_other_locales_are_refused(tmp_path: Path, value: str):
-    with pytest.raises(DataError, match=r"cores.csv, line 2: a: .* is a number of another locale") as caught:
+def test_read_ncu_rejects_numbers_in_other_locales(tmp_path: Path, value: str):
+    with pytest.raises(DataError, match=r"cores.csv, line 2: a: number .* is in another locale") as caught:
         read(tmp_path, make_long({0: ("k", {"a": value, "b": "1"})}), {"b"})
     assert "LC_ALL=C" in (caught.value.hint or "")
 
@@ -102,7 +102,7 @@ def test_numbers_of_other_locales_are_refused(tmp_path: Path, value: str):
     ],
     ids=["processes", "headers", "wide headers"],
 )
-def test_kernels_belong_to_their_process_and_run(tmp_path: Path, text: str, expected: list[tuple[int | None, int]]):
+def test_read_ncu_separates_processes_and_tables(tmp_path: Path, text: str, expected: list[tuple[int | None, int]]):
     kernels = read(tmp_path, text).kernels
     found = [(kernel.process, kernel.run, kernel.id) for kernel in kernels]
     assert found == [(*run, kernel_id) for run in expected for kernel_id in (0, 3, 4)]
@@ -110,7 +110,7 @@ def test_kernels_belong_to_their_process_and_run(tmp_path: Path, text: str, expe
     assert is_expected(kernels[3:])
 
 
-def test_rows_need_not_be_quoted(tmp_path: Path):
+def test_read_ncu_reads_unquoted_rows(tmp_path: Path):
     text = "output\nID,Kernel Name,Metric Name,Metric Unit,Metric Value\n0,relu,a.sum,inst,2.5\n1,2\n"
     kernels = read(tmp_path, text + '1,"f(int, int)",a.sum,Kinst,"1,002.5"\n').kernels
     assert [(kernel.id, kernel.name, kernel.metrics) for kernel in kernels] == [
@@ -119,7 +119,7 @@ def test_rows_need_not_be_quoted(tmp_path: Path):
     ]
 
 
-def test_a_metric_that_sections_repeat_is_read_once_and_rules_have_none(tmp_path: Path):
+def test_read_ncu_uses_first_of_repeated_metrics_and_skips_rules(tmp_path: Path):
     columns = [*LONG_COLUMNS, "Rule Name", "Rule Description"]
     text = make_long({0: ("k", {"Duration": "5"})}, columns=columns, units={"Duration": "nsecond"})
     row = made_ncu.place(0, 7, "k")
@@ -129,7 +129,7 @@ def test_a_metric_that_sections_repeat_is_read_once_and_rules_have_none(tmp_path
     assert [kernel.metrics for kernel in kernels] == [{"Duration": Metric(pytest.approx(5e-9), "second")}]
 
 
-def test_only_what_is_wanted_is_kept(tmp_path: Path):
+def test_read_ncu_keeps_only_wanted_metrics(tmp_path: Path):
     kernels = read(tmp_path, make_wide(), {SFU, CYCLES}).kernels
     assert [set(kernel.metrics) for kernel in kernels] == [{SFU, CYCLES}] * 3
 
@@ -142,14 +142,14 @@ DAMAGED_ROWS = {
     "no id": ('"four"' + ',"x"' * 14, "15 fields with a number as ID"),
     "quotes": ('"4","a"b"c"', "damaged quotes"),
     "huge field": ('"4","' + "x" * 200_000 + '"', "a field that is too long"),
-    "huge line": ("x" * (2 << 20), "the line is longer than"),
+    "huge line": ("x" * (2 << 20), "line too long"),
     "huge number": (ROW.replace("1,016,888", "1e31"), "1e31 is too large"),
     "open": ('"4","7","pyth', "the file ends within a row"),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGED_ROWS)
-def test_damaged_rows_are_reported_with_their_line(tmp_path: Path, what: str):
+def test_read_ncu_names_line_of_damaged_row(tmp_path: Path, what: str):
     row, message = DAMAGED_ROWS[what]
     table = make_long().replace('"0","7"', '"1","7"')
     with pytest.raises(DataError, match=rf"cores.csv, line {table.count(chr(10)) + 1}: .*{message}"):
@@ -161,33 +161,36 @@ def test_damaged_rows_are_reported_with_their_line(tmp_path: Path, what: str):
     [
         ("", "it has no rows"),
         (make_long({}), "it has no rows"),
-        ("hello\nworld\n", "it says 'hello'"),
+        ("hello\nworld\n", "it contains 'hello'"),
         (
             "==PROF== Connected\n==WARNING== No kernels were profiled.\n",
-            "it says '==WARNING== No kernels were profiled.'",
+            "it contains '==WARNING== No kernels were profiled.'",
         ),
-        ("x\n==WARNING== w\n==ERROR== Failed to find metric\n==ERROR== b", "it says '==ERROR== Failed to find metric'"),
-        ("a,b,c\n1,2,3\n", "it says 'a,b,c'"),
-        ("\x1b[31mred\n", r"it says '\\x1b[31mred'"),
+        (
+            "x\n==WARNING== w\n==ERROR== Failed to find metric\n==ERROR== b",
+            "it contains '==ERROR== Failed to find metric'",
+        ),
+        ("a,b,c\n1,2,3\n", "it contains 'a,b,c'"),
+        ("\x1b[31mred\n", r"it contains '\\x1b[31mred'"),
     ],
 )
-def test_a_file_without_kernels_says_what_it_has_instead(tmp_path: Path, text: str, found: str):
+def test_read_ncu_without_kernels_quotes_file_content(tmp_path: Path, text: str, found: str):
     with pytest.raises(DataError) as caught:
         read(tmp_path, text)
-    assert caught.value.message.endswith(f"cores.csv: {found}")
+    assert caught.value.message.endswith(f"cores.csv: no kernel found; {found}")
     assert "--csv" in (caught.value.hint or "")
 
 
-def test_other_kinds_of_files_are_named(tmp_path: Path):
-    with pytest.raises(DataError, match="is a report of ncu"):
+def test_read_ncu_rejects_reports_folders_and_missing_files(tmp_path: Path):
+    with pytest.raises(DataError, match="is a binary report of ncu"):
         read(tmp_path, b"NVR\0\1\2\3")
-    with pytest.raises(DataError, match="it is no file"):
+    with pytest.raises(DataError, match="not a file"):
         read_ncu(tmp_path)
     with pytest.raises(DataError, match="cannot read"):
         read_ncu(tmp_path / "none.csv")
 
 
-def test_a_missing_permission_is_the_machines_fault(tmp_path: Path):
+def test_read_ncu_raises_machine_error_for_missing_permission(tmp_path: Path):
     message = (
         "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
     )
@@ -197,7 +200,7 @@ def test_a_missing_permission_is_the_machines_fault(tmp_path: Path):
         assert "NVreg_RestrictProfilingToAdminUsers=0" in (caught.value.hint or "")
 
 
-def test_real_files_with_and_without_processes_are_read_whole():
+def test_read_ncu_reads_real_files():
     file = read_ncu(real_data("profilers/ncu/v100_cutlass_gemm_ncu.csv"))
     assert [(kernel.process, kernel.id) for kernel in file.kernels] == [(24103, number) for number in range(11)]
     assert {len(kernel.metrics) for kernel in file.kernels} == {15}

@@ -1,4 +1,4 @@
-"""Logs of the originals' programs (NVLOG, TimeHistory, iteration durations): written as they were, read out of any."""
+"""Tests of the logs of the original programs: NVLOG, TimeHistory and iteration durations."""
 
 import json
 import re
@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from support.builders.damage import real_data
 from trainstone.errors import DataError
 from trainstone.formats import iterdur, nvlog, timehistory
-from trainstone.formats.iterdur import DeviceRow, Duration, IterDur, RankPlace, read_iterdur, summarise_device
+from trainstone.formats.iterdur import (
+    DeviceRow,
+    Duration,
+    IterationDurations,
+    RankPlace,
+    read_iterdur,
+    summarise_device,
+)
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.nvlog import COLUMNS, Entry, read_nvlog
-from trainstone.formats.timehistory import Interval, Intervals, choose_every, read_timehistory
+from trainstone.formats.timehistory import Interval, Intervals, choose_log_steps, read_timehistory
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
 NVLOG = ":::NVLOGv0.2.3 resnet 1605627653.402500391 (training_hooks.py:102) cross_entropy: 9.02121639251709"
@@ -38,16 +45,16 @@ ENTRIES = st.builds(
 )
 
 
-def test_an_nvlog_line_is_as_the_original_wrote_it():
+def test_nvlog_format_line_equals_original():
     entry = Entry("0.2.3", "resnet", 1605627653.402500391, "training_hooks.py", 102, "cross_entropy", 9.02121639251709)
     written = nvlog.format_line(entry)
-    assert written[:36] + written[44:] == NVLOG[:36] + NVLOG[44:]  # a double has no nanoseconds so long after 1970
+    assert written[:36] + written[44:] == NVLOG[:36] + NVLOG[44:]  # a double has no nanosecond resolution here
     bare = nvlog.format_line(Entry("0.2.3", None, 1.5, "runner.py", 374, "Starting Model Training..."))
     assert bare == ":::NVLOGv0.2.3 None 1.500000000 (runner.py:374) Starting Model Training..."
 
 
 @given(ENTRIES, NUMBERS)
-def test_what_is_written_is_read_also_from_lines_broken_at_80_columns(entry: Entry, value: float):
+def test_nvlog_parse_lines_reads_formatted_and_wrapped_lines(entry: Entry, value: float):
     line = nvlog.format_line(entry)
     assert GRAMMAR.fullmatch(line)
     assert list(nvlog.parse_lines([line])) == [entry]
@@ -57,14 +64,14 @@ def test_what_is_written_is_read_also_from_lines_broken_at_80_columns(entry: Ent
     assert list(nvlog.parse_lines([*rows, "   something else"])) == [entry]
 
 
-def test_a_full_line_is_not_joined_with_what_other_programs_print():
+def test_nvlog_parse_lines_does_not_join_other_output():
     head = ":::NVLOGv0.2.3 resnet 1605627671.803228855 (training_hooks.py:100) iteration: 10"
     assert len(head) == COLUMNS
     read = list(nvlog.parse_lines([head, "2020-11-17 15:39:49.410620: I tensorflow/stream_executor", "3"]))
     assert [(entry.key, entry.value) for entry in read] == [("iteration", 10)]
 
 
-def test_the_guide_s_own_lines_are_read():
+def test_read_nvlog_reads_lines_of_the_bede_guide():
     entries = read_nvlog(real_data("profilers/nvlog/nvlog-tf-resnet50-bede-wmlce.rst.txt"))
     assert [(entry.line, entry.key, entry.value) for entry in entries] == [
         (100, "iteration", 0),
@@ -87,14 +94,14 @@ def test_the_guide_s_own_lines_are_read():
 @pytest.mark.parametrize(
     "value", ["", " ", "9" * 5000, "[" * 9000, "nul", '{"a":', "\x1b[31mred", "\udcff", "1 2", "tf.float16"]
 )
-def test_a_value_that_is_no_json_is_taken_as_text(value: str):
+def test_nvlog_parse_lines_keeps_invalid_json_as_text(value: str):
     (entry,) = nvlog.parse_lines([f":::NVLOGv0.2.3 None 1.000000000 (a.py:1) key: {value}"])
     assert entry.value is None
     assert entry.key == f"key: {value}".strip()
 
 
 @given(st.lists(st.text() | st.text().map(lambda text: NVLOG[: len(text) * 7] + text), max_size=20))
-def test_anything_is_read_without_an_error(lines: list[str]):
+def test_parse_lines_accepts_any_text(lines: list[str]):
     for entry in nvlog.parse_lines(lines):
         json.dumps(entry.value)
     durations = [*lines, "Iteration Duration 1 0 : 0.1"] * 2
@@ -108,7 +115,7 @@ TIMES = (
 )
 
 
-def test_a_timehistory_line_is_written_as_absl_did_and_read(tmp_path: Path):
+def test_timehistory_line_equals_absl_and_is_read_back(tmp_path: Path):
     assert timehistory.format_line(Interval(12.341, 259.319, 0, 100), WHEN, 140234) == TIMES
     shorter = timehistory.format_line(Interval(1, 2, 100, 200), WHEN, 42)
     assert shorter.startswith("I1106 14:05:03.001234    42 trainstone.py:1] ")
@@ -117,7 +124,7 @@ def test_a_timehistory_line_is_written_as_absl_did_and_read(tmp_path: Path):
     assert read == [Interval(12.34, 259.32, 0, 100, "1106 14:05:03.001234")]
 
 
-def test_other_lines_and_prefixes_are_passed_over(tmp_path: Path):
+def test_read_timehistory_skips_other_lines_and_prefixes(tmp_path: Path):
     file = tmp_path / "training.log"
     lines = [
         b"2020-05-01 10:00:00.1: I tensorflow/stream_executor] Successfully opened",
@@ -140,11 +147,11 @@ def test_other_lines_and_prefixes_are_passed_over(tmp_path: Path):
 @pytest.mark.parametrize(
     ("requested", "steps", "every"), [("auto", 0, 10), ("auto", 199, 10), ("auto", 200, 100), (7, 5, 7), (7, 10**6, 7)]
 )
-def test_choose_every_is_a_hundred_or_ten_of_a_short_run(requested: int | str, steps: int, every: int):
-    assert choose_every(requested, steps) == every
+def test_choose_log_steps_returns_100_or_10_for_short_runs(requested: int | str, steps: int, every: int):
+    assert choose_log_steps(requested, steps) == every
 
 
-def test_intervals_last_from_the_first_step_s_beginning_to_the_last_s_end():
+def test_intervals_last_from_first_start_to_last_end():
     intervals = Intervals(2)
     steps = ((1.0, 0.5), (2.0, 0.5), (4.0, 0.5), (8.0, 0.5), (9.0, 0.0), (9.0, 0.0))
     assert [intervals.add(*step, 3) for step in steps] == [
@@ -155,14 +162,14 @@ def test_intervals_last_from_the_first_step_s_beginning_to_the_last_s_end():
 DURATIONS = st.builds(Duration, st.integers(0, 10**9), st.integers(0, 63), st.floats(1e-7, 1e6))
 
 
-def test_durations_are_written_as_the_original_printed_them():
+def test_iterdur_lines_equal_original():
     assert iterdur.format_rank(RankPlace(0, 4, 2)) == "rank = 0, world_size = 4, device_ids = 2\n"
     assert iterdur.format_duration(7, 2, 0.21533) == "\nIteration Duration 7 2 : 0.21533\n"
     assert iterdur.format_training_time(3725.5) == "\nTraining time: 1:02:05.500000\n"
 
 
 @given(st.lists(DURATIONS, max_size=20), st.none() | st.integers(0, 10**12).map(lambda micro: micro / 1e6))
-def test_durations_that_are_written_are_read(durations: list[Duration], train_seconds: float | None):
+def test_iterdur_reads_back_formatted_lines(durations: list[Duration], train_seconds: float | None):
     text = iterdur.format_rank(RankPlace(1, 2, 3)) + "".join(iterdur.format_duration(*one) for one in durations)
     text += iterdur.format_training_time(train_seconds) if train_seconds is not None else ""
     read = iterdur.parse_lines(text.split("\n"))
@@ -170,11 +177,11 @@ def test_durations_that_are_written_are_read(durations: list[Duration], train_se
     assert read.train_seconds == pytest.approx(train_seconds, abs=1e-6)
 
 
-def test_ranks_may_write_over_each_other():
+def test_iterdur_reads_interleaved_rank_output():
     glued = "Iteration Duration 3 1 : 0.25Iteration Duration 3 0 : 9.5e-05Training time: 0:00:07"
     ranks = "Epoch 1:  0%|  |rank = 0, world_size = 2, device_ids = 0rank = 1, world_size = 2, device_ids = 1"
     assert [place.device for place in iterdur.parse_lines([ranks]).ranks] == [0, 1]
-    assert iterdur.parse_lines([glued]) == IterDur([], [Duration(3, 1, 0.25), Duration(3, 0, 9.5e-05)], 7.0)
+    assert iterdur.parse_lines([glued]) == IterationDurations([], [Duration(3, 1, 0.25), Duration(3, 0, 9.5e-05)], 7.0)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +193,12 @@ def test_ranks_may_write_over_each_other():
         ("9 days, 23:00:00", 860400.0),
     ],
 )
-def test_training_times_of_any_length(text: str, seconds: float):
+def test_iterdur_parses_training_times(text: str, seconds: float):
     assert iterdur.parse_lines([f"Training time: {text}"]).train_seconds == seconds
 
 
-def test_devices_are_summarised_as_the_study_did():
-    """Mean and median without the first iteration, largest and smallest with it; aggregates are those of the run."""
+def test_summarise_device_matches_the_study():
+    """Mean and median exclude the first iteration; maximum and minimum include it."""
     row = summarise_device([9.0, 1.0, 2.0, 6.0], "c301-001.frontera.tacc.utexas.edu", 3, 12.5)
     assert row == DeviceRow("resnet", 0, "c301", "1", 3, 12.5, 3.0, 2.0, 9.0, 1.0)
     assert iterdur.format_aggregated([row]).splitlines() == [
@@ -212,13 +219,13 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_log_of_an_original_without_its_lines_is_refused(tmp_path: Path, reader):
-    nearly, message = READERS[reader]
+def test_log_readers_reject_logs_without_entries(tmp_path: Path, reader):
+    invalid, message = READERS[reader]
     file = tmp_path / "x.log"
-    for content in (b"", b"\n\n", b"\xff\x00" * 90, nearly):
+    for content in (b"", b"\n\n", b"\xff\x00" * 90, invalid):
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):
             reader(file)
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(DataError, match=r"it is no file|No such file"):
+        with pytest.raises(DataError, match=r"not a file|No such file"):
             reader(path)

@@ -5,8 +5,8 @@ import pytest
 
 from support.builders.training_runs import make_config
 from trainstone.errors import EXIT_RESUMABLE, DataError, LaunchError, TrainstoneError
-from trainstone.launch.failure_report import main, record_cause, settle
-from trainstone.machine.launch_protocol import name_host
+from trainstone.launch.failure_report import main, record_cause, resolve_exit_code
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.results.run_folder import create_run, read_result
 
 TORCHRUN = """
@@ -39,14 +39,14 @@ slots that were requested by the application:
 """
 
 
-def leave(run: Path, rank: int, **changes: object) -> None:
-    message = {"rank": rank, "host": f"n{rank + 1}", "exit_code": 3, "message": "no data", "hint": "make some"}
+def write_failure(run: Path, rank: int, **changes: object) -> None:
+    failure = {"rank": rank, "host": f"n{rank + 1}", "exit_code": 3, "message": "no data", "hint": "make some"}
     file = run / f"launch/failed-rank{rank:04d}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**message, "time_seconds": 1.0, "echo": False, **changes}))
+    file.write_text(json.dumps({**failure, "time_seconds": 1.0, "secondary": False, **changes}))
 
 
-ECHO = {"echo": True, "exit_code": 5, "message": "another rank died", "time_seconds": 0.5}
+SECONDARY = {"secondary": True, "exit_code": 5, "message": "another rank died", "time_seconds": 0.5}
 LATER = {"exit_code": 7, "time_seconds": 2.0}
 BUG = {"exit_code": 1, "message": "KeyError: 'x'", "hint": None}
 SSH = f"ssh: no route to n2\n{RULE}\nORTE was unable to start daemons.\n\n* guess\n* guess\n{RULE}\n"
@@ -56,34 +56,34 @@ PRINTED = "error: no such thing\n       at all\nhint:  do it\n"
 @pytest.mark.parametrize(
     ("left", "engine", "text", "code", "kind", "message", "hint"),
     [
-        # The first rank that said why, with its class and hint.
-        ([ECHO, {}, LATER], "local", TORCHRUN, 1, DataError, "rank 1 on n2: no data", "make some"),
-        # A rank that died without a word is named by the engine.
-        ([ECHO], "local", TORCHRUN, 1, LaunchError, f"rank 1 on {name_host()} was ended by SIGKILL", "memory"),
-        ([ECHO], "mpi", MPIRUN, 1, LaunchError, "rank 1 on n2 was ended by SIGKILL", "memory"),
-        ([ECHO], "slurm", SRUN, 1, LaunchError, "rank 1 on n2 was ended by SIGKILL", "memory"),
-        ([ECHO, BUG], "local", TORCHRUN, 1, TrainstoneError, "rank 1 on n2: KeyError: 'x'", "launch/engine.log"),
-        # Of the engine itself.
+        # The first failure record that is not secondary, with its class and hint.
+        ([SECONDARY, {}, LATER], "local", TORCHRUN, 1, DataError, "rank 1 on n2: no data", "make some"),
+        # A rank without a failure record is named by the engine.
+        ([SECONDARY], "local", TORCHRUN, 1, LaunchError, f"rank 1 on {get_host_name()} was ended by SIGKILL", "memory"),
+        ([SECONDARY], "mpi", MPIRUN, 1, LaunchError, "rank 1 on n2 was ended by SIGKILL", "memory"),
+        ([SECONDARY], "slurm", SRUN, 1, LaunchError, "rank 1 on n2 was ended by SIGKILL", "memory"),
+        ([SECONDARY, BUG], "local", TORCHRUN, 1, TrainstoneError, "rank 1 on n2: KeyError: 'x'", "launch/engine.log"),
+        # Errors of the engine.
         ([], "mpi", SLOTS, 1, LaunchError, "there are not enough slots for all ranks", "oversubscribe"),
         ([], "mpi", SSH, 1, LaunchError, "ssh: no route to n2\nORTE was unable to start daemons.", "launch/"),
         ([], "mpi", PRINTED, 3, DataError, "no such thing\nat all", "do it"),
         ([], "local", "", -9, LaunchError, "torchrun was ended by SIGKILL", ""),
     ],
 )
-def test_settle_raises_the_cause(
+def test_resolve_exit_code_raises_the_cause(
     tmp_path: Path, left: list[dict], engine: str, text: str, code: int, kind: type, message: str, hint: str
 ):
     for rank, changes in enumerate(left):
-        leave(tmp_path, rank, **changes)
+        write_failure(tmp_path, rank, **changes)
     with pytest.raises(kind) as raised:
-        settle(tmp_path, text, engine, code)
+        resolve_exit_code(tmp_path, text, engine, code)
     assert type(raised.value) is kind
     assert raised.value.message.endswith(message)
     assert hint in str(raised.value.hint)
 
 
 @pytest.mark.parametrize(("before", "after"), [("running", "failed"), ("target_missed", "target_missed")])
-def test_the_folder_says_what_happened(tmp_path: Path, before: str, after: str):
+def test_record_cause_writes_result_and_cause_file(tmp_path: Path, before: str, after: str):
     run = create_run(tmp_path, "train", make_config(), "x")
     (run.path / "launch").mkdir()
     run.update(status=before)
@@ -91,19 +91,19 @@ def test_the_folder_says_what_happened(tmp_path: Path, before: str, after: str):
         record_cause(run.path, LaunchError("rank 1 on n2 was ended by SIGKILL"))
     result = read_result(run.path)
     assert result.status == after
-    assert [(one.code, one.severity) for one in result.findings] == [("rank-failed", "error")]
+    assert [(finding.code, finding.severity) for finding in result.findings] == [("rank-failed", "error")]
     assert (run.path / "launch/cause.txt").read_text() == "error: rank 1 on n2 was ended by SIGKILL\n"
 
 
-def test_an_orderly_end_is_no_failure(tmp_path: Path):
+def test_resolve_exit_code_of_a_normal_end_returns_the_written_code(tmp_path: Path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch/code").write_text("75\n")
-    assert settle(tmp_path, "", "local", 0) == 75
+    assert resolve_exit_code(tmp_path, "", "local", 0) == 75
     with pytest.raises(TrainstoneError, match="ended with exit code 1"):
-        settle(tmp_path, "", "local", 1)
+        resolve_exit_code(tmp_path, "", "local", 1)
     (tmp_path / "launch/code").unlink()
-    with pytest.raises(LaunchError, match="no rank said"):
-        settle(tmp_path, "", "local", 0)
+    with pytest.raises(LaunchError, match="no rank wrote an exit code"):
+        resolve_exit_code(tmp_path, "", "local", 0)
 
 
 STOPPED = TORCHRUN.replace("-9", "-15")
@@ -113,14 +113,16 @@ EARLY = MPIRUN.replace("signal 9 (Killed)", "signal 10 (User defined signal 1)")
 @pytest.mark.parametrize(
     ("engine", "text", "code"), [("local", STOPPED, 1), ("mpi", EARLY, 138), ("mpi", "", -10), ("local", "", -15)]
 )
-def test_who_died_of_being_stopped_has_not_failed(tmp_path: Path, engine: str, text: str, code: int):
+def test_resolve_exit_code_of_ranks_ended_by_the_stop_signal_is_resumable(
+    tmp_path: Path, engine: str, text: str, code: int
+):
     run = create_run(tmp_path, "train", make_config(), "x")
-    leave(run.path, 0, echo=True, exit_code=5)
-    assert settle(run.path, text, engine, code, stopped=True) == EXIT_RESUMABLE
+    write_failure(run.path, 0, secondary=True, exit_code=5)
+    assert resolve_exit_code(run.path, text, engine, code, stopped=True) == EXIT_RESUMABLE
     assert read_result(run.path).status == "running"
     assert not (run.path / "launch/cause.txt").exists()
-    with pytest.raises(LaunchError):  # nobody had asked it to
-        settle(run.path, text, engine, code)
+    with pytest.raises(LaunchError):  # without a stop signal it is a failure
+        resolve_exit_code(run.path, text, engine, code)
     assert read_result(run.path).status == "failed"
 
 
@@ -128,17 +130,17 @@ def test_who_died_of_being_stopped_has_not_failed(tmp_path: Path, engine: str, t
     ("text", "left"),
     [
         (STOPPED, {"exit_code": 7, "message": "No space left on device"}),
-        (TORCHRUN.replace("-9", "7"), {"echo": True}),  # could not even write why
+        (TORCHRUN.replace("-9", "7"), {"secondary": True}),  # it could not write its failure
     ],
 )
-def test_a_failure_while_stopping_is_one(tmp_path: Path, text: str, left: dict[str, object]):
-    leave(tmp_path, 0, **left)
+def test_resolve_exit_code_raises_a_failure_during_a_stop(tmp_path: Path, text: str, left: dict[str, object]):
+    write_failure(tmp_path, 0, **left)
     with pytest.raises(TrainstoneError):
-        settle(tmp_path, text, "local", 1, stopped=True)
+        resolve_exit_code(tmp_path, text, "local", 1, stopped=True)
     assert (tmp_path / "launch/cause.txt").exists()
 
 
-def test_batch_scripts_get_message_and_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    leave(tmp_path, 1)
+def test_main_prints_the_error_and_returns_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_failure(tmp_path, 1)
     assert main([str(tmp_path), "slurm", "1", str(tmp_path / "no.log")]) == 3
     assert capsys.readouterr().err == "error: rank 1 on n2: no data\nhint:  make some\n"

@@ -1,6 +1,4 @@
-"""A Slurm job: what its script says of each plan, and that nothing from outside becomes a command; jobs submitted,
-described, concluded; nodes of a fleet, the script that submits it, what comes of it.
-"""
+"""Slurm jobs: batch script and its quoting; submit, follow and end of a job; nodes and results of a fleet."""
 
 import subprocess
 from pathlib import Path
@@ -17,24 +15,24 @@ from trainstone.flows.child_runs import TRAINSTONE
 from trainstone.launch import slurm
 from trainstone.launch.slurm import (
     FORGOTTEN,
-    OWN,
+    RESERVED_OPTIONS,
     Job,
     RefusedError,
     SlurmOptions,
-    add_system,
-    conclude_job,
+    apply_system,
+    collect_members,
     delayed_interrupt,
     describe_job,
     follow_job,
-    gather_members,
+    format_script,
+    format_submit_script,
     list_nodes,
-    read_directives,
-    read_job,
-    read_time,
+    parse_directives,
+    parse_job,
+    parse_time,
     require_slurm,
+    resolve_job_exit_code,
     submit,
-    write_script,
-    write_submit,
 )
 
 RUN = Path("/shared/runs/one")
@@ -42,25 +40,25 @@ HERE = Path("/home/me/work")
 NASTY = ("x; touch hacked", "two  words", "$(touch hacked)", "`touch hacked`", "it's", '"; touch hacked #', "a\\", "&&")
 
 
-def script_of(*arguments: str, **options: Any) -> str:
-    return write_script(make_verb(*arguments), SlurmOptions(**options), RUN, HERE)
+def make_script(*arguments: str, **options: Any) -> str:
+    return format_script(make_verb(*arguments), SlurmOptions(**options), RUN, HERE)
 
 
-def directives(script: str) -> list[str]:
+def find_directives(script: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
-def test_a_container_sees_the_folders_of_the_job():
-    script = script_of("resnet50", container="image 1.sif", gres="gpu:2")
+def test_format_script_binds_job_folders_into_the_container():
+    script = make_script("resnet50", container="image 1.sif", gres="gpu:2")
     binds = "--bind /home/me/work --bind /shared/runs"
     assert f"apptainer exec --nv {binds} 'image 1.sif' python3 -P -m trainstone train resnet50" in script
     assert f"apptainer exec {binds} 'image 1.sif' python3 -P -m trainstone.launch.failure_report" in script
-    script = write_script(make_verb("demo-classify"), SlurmOptions(), Path("/runs/50%j"), HERE)
-    assert "--output=/runs/50%%j/launch/engine-%j.log" in directives(script)  # not Slurm's own %j
+    script = format_script(make_verb("demo-classify"), SlurmOptions(), Path("/runs/50%j"), HERE)
+    assert "--output=/runs/50%%j/launch/engine-%j.log" in find_directives(script)  # not Slurm's own %j
 
 
 @pytest.mark.parametrize("word", NASTY)
-def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
+def test_format_script_quotes_hostile_words(word: str, tmp_path: Path):
     run, tools = tmp_path / f"run {word.replace('/', '-')}", tmp_path / "tools"
     (run / "launch").mkdir(parents=True)
     tools.mkdir()
@@ -69,7 +67,7 @@ def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
     system = System(name="s", summary="s", launch=LaunchConfig(environment={"ODD": word}))
     options = SlurmOptions(partition=word, account=word, container=word, sbatch=(f"comment={word}",))
     script = tmp_path / "job.sh"
-    script.write_text(write_script(make_verb(word, "--set", word, system=system), options, run, HERE))
+    script.write_text(format_script(make_verb(word, "--set", word, system=system), options, run, HERE))
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (8, "", "")
@@ -79,13 +77,13 @@ def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
     assert list(tmp_path.rglob("hacked")) == []
 
 
-def test_a_line_break_cannot_make_a_directive_nor_a_variable_name_a_command(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"invalid --partition .* has a line break"):
-        script_of("demo-classify", partition="a\n#SBATCH --nodes=99")
-    with pytest.raises(ConfigError, match="has a line break"):
-        script_of("demo-classify", sbatch=("comment=a\rb",))
-    script = script_of("demo-classify", "--set", "name=x\ntouch hacked\n#SBATCH --nodes=99")
-    assert "--nodes=99" not in directives(script.partition("\nset -u\n")[0])
+def test_format_script_rejects_line_breaks_and_hostile_variable_names(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"invalid --partition .*: line breaks are not allowed"):
+        make_script("demo-classify", partition="a\n#SBATCH --nodes=99")
+    with pytest.raises(ConfigError, match="line breaks are not allowed"):
+        make_script("demo-classify", sbatch=("comment=a\rb",))
+    script = make_script("demo-classify", "--set", "name=x\ntouch hacked\n#SBATCH --nodes=99")
+    assert "--nodes=99" not in find_directives(script.partition("\nset -u\n")[0])
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
     text = 'name = "s"\nsummary = "s"\n[launch.environment]\n"A=1; touch hacked; B" = "x"\n'
     (tmp_path / "s.toml").write_text(text)
@@ -93,32 +91,31 @@ def test_a_line_break_cannot_make_a_directive_nor_a_variable_name_a_command(tmp_
         load_system(str(tmp_path / "s.toml"))
 
 
-def test_a_sweep_has_one_rank():
+def test_format_script_rejects_sweep_on_several_ranks():
     verb = make_verb("demo-classify", name="sweep")
-    assert "--ntasks-per-node=1" in directives(write_script(verb, SlurmOptions(), RUN, HERE))
-    with pytest.raises(ConfigError, match="sweep runs on one rank, not on 2"):
-        write_script(verb, SlurmOptions(nodes=2), RUN, HERE)
+    assert "--ntasks-per-node=1" in find_directives(format_script(verb, SlurmOptions(), RUN, HERE))
+    with pytest.raises(ConfigError, match="sweep cannot run on 2 ranks"):
+        format_script(verb, SlurmOptions(nodes=2), RUN, HERE)
 
 
 def run_job(
     folder: Path, srun: str, *, name: str = "train", fleet: tuple[str, ...] = (), **environment: str
 ) -> tuple[int, str, str]:
-    """Really run the script of a job that may go back into the queue; return its code, its log, and whether it does."""
+    """Run the batch script of a job with --requeue; return its exit code, its log and its scontrol calls."""
     run, tools = folder / "run", folder / "tools"
     (run / "launch").mkdir(parents=True, exist_ok=True)
     (run / "checkpoints").mkdir(exist_ok=True)
     tools.mkdir(exist_ok=True)
-    aftermath = f'echo "$*" > {folder}/aftermath; exit 3'
-    programs = {"srun": srun, "squeue": f'echo "$*" > {folder}/asked; echo RUNNING', "python": aftermath}
+    programs = {"srun": srun, "squeue": f'echo "$*" > {folder}/squeue-arguments; echo RUNNING', "python": "exit 3"}
     for program, text in (programs | {"scontrol": f'echo "$*" >> {folder}/requeued'}).items():
         (tools / program).write_text(f'#!/bin/bash\nrun="$TRAINSTONE_RUN"\n{text}\n')
         (tools / program).chmod(0o755)
-    script = write_script(make_verb("demo-classify", name=name), SlurmOptions(requeue=True), run, HERE, fleet)
-    script = script.replace(f"\n{TRAINSTONE[0]} ", "\npython ")  # the line that finds the cause of a failure
-    message = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environment}
+    script = format_script(make_verb("demo-classify", name=name), SlurmOptions(requeue=True), run, HERE, fleet)
+    script = script.replace(f"\n{TRAINSTONE[0]} ", "\npython ")  # the line that reports a failure
+    variables = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environment}
     log = run / "launch" / "engine-7.log"
     with log.open("ab") as file:
-        code = subprocess.run(["bash", "-c", script], env=message, stdout=file, stderr=file, cwd=folder).returncode
+        code = subprocess.run(["bash", "-c", script], env=variables, stdout=file, stderr=file, cwd=folder).returncode
     requeued = folder / "requeued"
     return code, log.read_text(), requeued.read_text() if requeued.exists() else ""
 
@@ -126,7 +123,7 @@ def run_job(
 STOPPED = 'echo 75 > "$run/launch/code"'
 
 
-def test_a_job_goes_on_as_long_as_it_makes_checkpoints(tmp_path: Path):
+def test_job_script_requeues_while_starts_write_checkpoints(tmp_path: Path):
     for count in range(5):
         srun = f"touch $run/checkpoints/step-0000000{count}.safetensors; {STOPPED}"
         assert run_job(tmp_path, srun, SLURM_RESTART_COUNT=str(count))[0] == 0
@@ -139,18 +136,18 @@ def test_a_job_goes_on_as_long_as_it_makes_checkpoints(tmp_path: Path):
     assert run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="100")[0] == 75
 
 
-def test_a_task_of_a_fleet_goes_back_by_itself_but_no_rank_that_said_why_it_failed(tmp_path: Path):
+def test_job_script_requeues_only_its_own_task_and_no_failed_rank(tmp_path: Path):
     task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n2"}
     code, _, requeued = run_job(tmp_path, STOPPED, fleet=("n1", "n2"), **task)
     assert (code, requeued) == (0, "requeue 7_1\n")
-    assert "-j 7_1 " in (tmp_path / "asked").read_text()
-    left = """echo '{ "echo": false }' > $run/launch/failed-rank0000.json; exit 143"""
+    assert "-j 7_1 " in (tmp_path / "squeue-arguments").read_text()
+    left = """echo '{ "secondary": false }' > $run/launch/failed-rank0000.json; exit 143"""
     assert run_job(tmp_path, left)[0] == 3
     assert run_job(tmp_path, left.replace("false", "true"))[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("said", "ended", "again"),
+    ("message", "ended", "again"),
     [
         ("n1: task 0: Terminated", 143, True),
         ("n1: tasks 0-3: User defined signal 1", 138, True),
@@ -159,32 +156,32 @@ def test_a_task_of_a_fleet_goes_back_by_itself_but_no_rank_that_said_why_it_fail
         ("n1: task 0: Killed", 137, False),
     ],
 )
-def test_ranks_that_died_of_the_signal_to_stop_start_again(tmp_path: Path, said: str, ended: int, again: bool):
-    code, log, requeued = run_job(tmp_path, f'printf "%s\\n" "srun: error: {said}" >&2; exit {ended}')
+def test_job_script_requeues_ranks_ended_by_the_stop_signal(tmp_path: Path, message: str, ended: int, again: bool):
+    code, log, requeued = run_job(tmp_path, f'printf "%s\\n" "srun: error: {message}" >&2; exit {ended}')
     assert (code, bool(requeued)) == ((0, True) if again else (3, False)), log
 
 
-def test_options_of_sbatch_are_quoted_as_it_reads_them():
+def test_format_script_quotes_sbatch_options():
     words = ("--exclusive", "mem=0", "mem=4G", 'comment=a="b" \\ #')
-    assert directives(script_of("demo-classify", sbatch=words))[-3:] == [
+    assert find_directives(make_script("demo-classify", sbatch=words))[-3:] == [
         *("--exclusive", "--mem=4G", '--comment="a=\\"b\\" \\\\ #"'),
     ]
-    assert read_directives(["array=%4", "export=NONE"], fleet=True) == {"array": "%4", "export": "NONE"}
+    assert parse_directives(["array=%4", "export=NONE"], fleet=True) == {"array": "%4", "export": "NONE"}
 
 
 @pytest.mark.parametrize(
     ("word", "fleet"),
     [
-        *((f"--{name}=1", False) for name in (*OWN, "out", "arr", "ntasks")),
+        *((f"--{name}=1", False) for name in (*RESERVED_OPTIONS, "out", "arr", "ntasks")),
         ("N 4", False),
         ("array=%4", False),
         ("array=0-3%4", True),
     ],
 )
-def test_read_directives_rejects_options_that_the_launcher_sets_and_what_is_none(word: str, fleet: bool):
+def test_parse_directives_rejects_reserved_and_invalid_options(word: str, fleet: bool):
     message = "expected KEY or KEY=VALUE" if word == "N 4" else "launch slurm sets --"
     with pytest.raises(ConfigError, match=message) as raised:
-        read_directives([word], fleet=fleet)
+        parse_directives([word], fleet=fleet)
     assert raised.value.hint
 
 
@@ -192,8 +189,8 @@ def test_read_directives_rejects_options_that_the_launcher_sets_and_what_is_none
     ("time", "seconds"),
     [("30", 1800), ("30:05", 1805), ("1:00:05", 3605), ("2-3", 183_600), ("1-0:10", 87_000), ("unlimited", None)],
 )
-def test_time_limits(time: str, seconds: int | None):
-    assert read_time(time) == seconds
+def test_parse_time_returns_seconds_of_a_time_limit(time: str, seconds: int | None):
+    assert parse_time(time) == seconds
 
 
 @pytest.mark.parametrize(
@@ -203,15 +200,15 @@ def test_time_limits(time: str, seconds: int | None):
         *(("gpu:a100:2(S:0-1)", 2), ("nic:1,gpu:16", 16), ("gpu:v100:2,gpu:a100:1", 3)),
     ],
 )
-def test_a_rank_for_each_device(gres: str | None, ranks: int):
-    assert add_system(SlurmOptions(gres=gres), None).ranks_per_node == ranks
+def test_apply_system_starts_one_rank_per_device(gres: str | None, ranks: int):
+    assert apply_system(SlurmOptions(gres=gres), None).ranks_per_node == ranks
 
 
 LINE = (
     "JobId=12 ArrayJobId=11 ArrayTaskId=1 JobName=trainstone-x UserId=me(1) JobState=PENDING Reason=Resources "
     "Dependency=(null) Requeue=1 Restarts=2 BatchFlag=1 ExitCode=0:0 NodeList=n[1-2] Comment=x JobState=FAILED"
 )
-# One line after the other; an empty one stands for a controller that does not answer.
+# scontrol's answers in turn; an empty line is a controller that does not answer.
 ANSWERS = """JobId=3 JobState=PENDING Reason=Priority
 JobId=3 JobState=PENDING Reason=Priority
 
@@ -230,9 +227,9 @@ esac
 """
 SCONTROL = r"""#!/bin/bash
 cd "${0%/*}"
-echo "$*" >> said
+echo "$*" >> calls
 case "$*" in
-  *reservation*) echo 'ReservationName=ours Nodes=n[2-5] NodeCnt=4';;
+  *reservation*) echo 'ReservationName=maintenance Nodes=n[2-5] NodeCnt=4';;
   *_1*) eval "$PINNING";;
   "show job"*)
     line=$(head -n 1 answers); sed -i 1d answers
@@ -243,14 +240,14 @@ esac
 
 
 @pytest.fixture(autouse=True)
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    note = '#!/bin/bash\necho "${0##*/} $*" >> "${0%/*}/said"\n'
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    note = '#!/bin/bash\necho "${0##*/} $*" >> "${0%/*}/calls"\n'
     programs = {"sinfo": SINFO, "scontrol": SCONTROL, "sbatch": f"{note}echo 7", "scancel": note}
     for name, text in programs.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path / "said"
+    return tmp_path / "calls"
 
 
 @pytest.fixture
@@ -265,7 +262,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def script(tmp_path: Path) -> str:
     path = tmp_path / "launch dir" / "submit.sh"
     path.parent.mkdir()
-    path.write_text(write_submit(["n1", "x; touch hacked"]))
+    path.write_text(format_submit_script(["n1", "x; touch hacked"]))
     return str(path)
 
 
@@ -275,24 +272,24 @@ def test_require_slurm_without_slurm_raises(monkeypatch: pytest.MonkeyPatch, tmp
         require_slurm()
 
 
-def test_submit_without_a_confirmation_is_not_refused():
-    with pytest.raises(RefusedError, match="Slurm refused the job: invalid account"):
+def test_submit_without_a_confirmation_does_not_raise_refused_error():
+    with pytest.raises(RefusedError, match="Slurm rejected the job: invalid account"):
         submit("bash", "-c", "echo 'sbatch: error: invalid account' >&2; exit 1")
-    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    timeout = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     with pytest.raises(LaunchError, match="Socket timed out") as raised:
-        submit("bash", "-c", f"echo '{said}' >&2; exit 1")
+        submit("bash", "-c", f"echo '{timeout}' >&2; exit 1")
     assert not isinstance(raised.value, RefusedError)
 
 
-def test_read_job_takes_the_first_value_of_a_name_and_describe_job_names_state_nodes_and_start():
-    assert read_job(LINE) == Job("12", "PENDING", "Resources", 2, 0, "n[1-2]", 1)
-    killed = read_job("JobId=3 JobState=FAILED ExitCode=0:9 NodeList=(null)")
+def test_parse_job_takes_first_values_and_describe_job_shows_state_nodes_and_start():
+    assert parse_job(LINE) == Job("12", "PENDING", "Resources", 2, 0, "n[1-2]", 1)
+    killed = parse_job("JobId=3 JobState=FAILED ExitCode=0:9 NodeList=(null)")
     assert (killed.exit_code, killed.task, killed.nodes) == (137, None, "")
     assert describe_job(Job("3", "PENDING", "Resources")) == "job 3 is pending: Resources; cancel it with: scancel 3"
     assert describe_job(Job("3", "RUNNING", nodes="n[1-2]", restarts=1)) == "job 3 is running on n[1-2] (start 2)"
 
 
-def test_follow_job_yields_changes_and_survives_a_controller_that_does_not_answer(
+def test_follow_job_yields_state_changes_and_continues_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
@@ -319,13 +316,13 @@ def test_follow_job_yields_changes_and_survives_a_controller_that_does_not_answe
         (Job("3", "CANCELLED"), LaunchError, "Slurm ended job 3: CANCELLED, it was cancelled", "scontrol show job 3"),
     ],
 )
-def test_conclude_job_without_visible_files_has_class_state_and_hint(
+def test_resolve_job_exit_code_without_files_raises_class_state_and_hint(
     run: Path, monkeypatch: pytest.MonkeyPatch, job: Job, kind: type, message: str, hint: str
 ):
     if not job.nodes:  # it never started, so nothing is waited for
         monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 1e9)
     with pytest.raises(kind) as raised:
-        conclude_job(job, run, run / "log")
+        resolve_job_exit_code(job, run, run / "log")
     assert raised.value.message == message
     assert hint in str(raised.value.hint)
     cause = run / "launch/cause.txt"
@@ -334,33 +331,35 @@ def test_conclude_job_without_visible_files_has_class_state_and_hint(
 
 
 @pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 8), ("FAILED", 75)])
-def test_conclude_job_without_visible_files_returns_the_code_of_the_script(run: Path, state: str, code: int):
-    assert conclude_job(Job("3", state, exit_code=code, nodes="n1"), run, run / "log") == code
+def test_resolve_job_exit_code_without_files_returns_the_code_of_the_script(run: Path, state: str, code: int):
+    assert resolve_job_exit_code(Job("3", state, exit_code=code, nodes="n1"), run, run / "log") == code
 
 
 @pytest.mark.parametrize("state", [FORGOTTEN, "CANCELLED"])
-def test_conclude_job_waits_for_files_that_become_visible_late(run: Path, monkeypatch: pytest.MonkeyPatch, state: str):
+def test_resolve_job_exit_code_waits_for_files_that_become_visible_late(
+    run: Path, monkeypatch: pytest.MonkeyPatch, state: str
+):
     monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 60.0)
     monkeypatch.setattr("time.sleep", lambda _seconds: (run / "launch/code").write_text("8\n"))
-    assert conclude_job(Job("3", state, nodes="n1"), run, run / "log") == 8
+    assert resolve_job_exit_code(Job("3", state, nodes="n1"), run, run / "log") == 8
 
 
-def test_list_nodes_skips_nodes_that_are_down_and_knows_reservations():
+def test_list_nodes_skips_nodes_that_are_down_and_reads_reservations():
     assert list_nodes(None) == (["n1", "n3", "n5"], {"n2": "down*", "n4": "drain", "n6": "alloc*"})
-    assert list_nodes("held", "ours") == (["n2", "n3", "n4"], {"n5": "down$"})
+    assert list_nodes("held", "maintenance") == (["n2", "n3", "n4"], {"n5": "down$"})
     assert list_nodes("held")[0] == ["n1"]
     with pytest.raises(LaunchError, match="no usable node in partition urgent: n9 down"):
         list_nodes("urgent")
-    with pytest.raises(LaunchError, match="Slurm has no partition nope") as raised:
+    with pytest.raises(LaunchError, match="unknown Slurm partition: nope") as raised:
         list_nodes("nope")
     assert raised.value.hint == "--partition: batch*, urgent, held"
 
 
-def test_submit_script_pins_each_held_task_to_its_node_or_cancels_them(
-    said: Path, script: str, monkeypatch: pytest.MonkeyPatch
+def test_format_submit_script_pins_each_held_task_or_cancels_all(
+    calls: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ):
     assert submit("bash", script) == "7"
-    assert said.read_text().splitlines() == [
+    assert calls.read_text().splitlines() == [
         f"sbatch --parsable --hold {Path(script).parent}/job.sh",
         "update JobId=7_0 ReqNodeList=n1",
         "update JobId=7_1 ReqNodeList=x; touch hacked",
@@ -369,19 +368,19 @@ def test_submit_script_pins_each_held_task_to_its_node_or_cancels_them(
     monkeypatch.setenv("PINNING", "echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
     with pytest.raises(RefusedError, match="Invalid node name"):
         submit("bash", script)
-    assert said.read_text().splitlines()[-1] == "scancel 7"
+    assert calls.read_text().splitlines()[-1] == "scancel 7"
 
 
-def test_interrupt_while_submitting_waits_for_the_number(said: Path, script: str, monkeypatch: pytest.MonkeyPatch):
+def test_delayed_interrupt_waits_for_the_job_number(calls: Path, script: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PINNING", 'kill -INT $PPID "$(ps -o ppid= -p $PPID)"')
     number = ""
     with pytest.raises(KeyboardInterrupt), delayed_interrupt():
         number = submit("bash", script)
     assert number == "7"
-    assert said.read_text().splitlines()[-1] == "release 7"
+    assert calls.read_text().splitlines()[-1] == "release 7"
 
 
-def test_gather_members_keeps_codes_and_names_failures(run: Path):
+def test_collect_members_keeps_codes_and_names_failures(run: Path):
     for node, code in (("n1", "8"), ("n2", "75")):
         (run / node / "launch").mkdir(parents=True)
         (run / node / "launch/code").write_text(code)
@@ -391,7 +390,7 @@ def test_gather_members_keeps_codes_and_names_failures(run: Path):
         Job("9", FORGOTTEN),
         Job("9", "NODE_FAIL", nodes="n4"),
     ]
-    members = gather_members(run, "7", ["n1", "n2", "n3", "n4"], ended)
+    members = collect_members(run, "7", ["n1", "n2", "n3", "n4"], ended)
     assert [member.code for member in members] == [8, 75, None, None]
     assert [member.failure for member in members[2:]] == [
         "job 9 ended with exit code 0",

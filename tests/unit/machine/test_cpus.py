@@ -1,5 +1,4 @@
-"""Cores and memory this process may use, on made-up machines: bare metal, cgroup v1 and v2, and broken ones; memory
-that it keeps, and the page cache."""
+"""Usable cores and memory on fake machines (bare metal, cgroup v1 and v2, broken files); glibc settings; page cache."""
 
 import os
 import platform
@@ -13,13 +12,13 @@ import pytest
 
 from support.builders.machines import make_tree
 from trainstone.machine import cpus, page_cache
-from trainstone.machine.allocator import KEEP_TUNABLES, describe_allocator, keeping_environment, keeps_memory
+from trainstone.machine.allocator import KEEP_TUNABLES, add_tunables, describe_allocator, keeps_memory
 from trainstone.machine.cpus import (
     Cores,
     CpuTicks,
     available_cores,
-    count_kills,
-    may_be_memory,
+    count_oom_kills,
+    may_be_out_of_memory,
     memory_available_bytes,
     memory_limit_bytes,
     parse_cpu_list,
@@ -50,16 +49,16 @@ def make_topology(root: Path, siblings: list[str], name: str = "core_cpus_list")
         (SMT_8, "core_cpus_list", {0, 4}, Cores(2, 1, None, 1)),
         (SMT_8, "core_cpus_list", {0, 1, 4}, Cores(3, 2, None, 2)),
         (["0-1", "0-1"], "thread_siblings_list", {0, 1}, Cores(2, 1, None, 1)),  # kernels before 5.4
-        ([], "", {0, 1, 2}, Cores(3, None, None, 3)),  # without topology it is not guessed
+        ([], "", {0, 1, 2}, Cores(3, None, None, 3)),  # unknown without topology
         (["0", "garbage"], "core_cpus_list", {0, 1}, Cores(2, None, None, 2)),
     ],
 )
-def test_affinity_is_counted_by_core(tmp_path, siblings, name, affinity, expected):
+def test_available_cores_counts_physical_cores_of_the_affinity(tmp_path, siblings, name, affinity, expected):
     assert available_cores(make_topology(tmp_path, siblings, name), affinity) == expected
 
 
 def make_group(root: Path, line: str, files: dict[str, str]) -> Path:
-    """Make a machine whose process is in the cgroup of a line of /proc/self/cgroup."""
+    """Create a machine whose process is in the cgroup of a line of /proc/self/cgroup."""
     return make_tree(root, {"proc/self/cgroup": line, **{f"sys/fs/cgroup/{name}": files[name] for name in files}})
 
 
@@ -70,7 +69,7 @@ JOB = "cpu/slurm/job_9"
 @pytest.mark.parametrize(
     ("line", "files", "quota", "threads"),
     [
-        (  # v2: an ancestor sets it; another group is not above us
+        (  # v2: an ancestor sets the quota; other groups do not count
             "0::/user.slice/job/step\n",
             {
                 "user.slice/job/step/cpu.max": "max 100000\n",
@@ -79,16 +78,16 @@ JOB = "cpu/slurm/job_9"
             },
             *(2.75, 2),
         ),
-        # v2: a container with its own namespace; never less than one thread
+        # v2: a container with its own namespace; at least one thread
         ("0::/\n", {"cpu.max": "50000 100000"}, 0.5, 1),
         # v2: a process outside its namespace
         ("0::/../../else\n", {"cpu.max": "300000 100000", "../../else/cpu.max": "1 100000"}, 3.0, 3),
-        (  # v1: docker's mount shows only its own group
+        (  # v1: docker mounts only its own group
             "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
             {"cpu,cpuacct/cpu.cfs_quota_us": "150000\n", f"cpu,cpuacct/{PERIOD}": "50000\n"},
             *(3.0, 3),
         ),
-        (  # v1: a Slurm job on CentOS 7; -1 is no limit
+        (  # v1: a Slurm job on CentOS 7; -1 means no limit
             "3:cpuacct,cpu:/slurm/job_9/step_0\n",
             {
                 **{f"{JOB}/step_0/cpu.cfs_quota_us": "-1\n", f"{JOB}/step_0/{PERIOD}": "100000\n"},
@@ -98,7 +97,7 @@ JOB = "cpu/slurm/job_9"
         ),
     ],
 )
-def test_the_tightest_cpu_quota_counts(tmp_path, line, files, quota, threads):
+def test_available_cores_uses_the_lowest_cpu_quota(tmp_path, line, files, quota, threads):
     assert available_cores(make_group(tmp_path, line, files), range(8)) == Cores(8, None, quota, threads)
 
 
@@ -109,7 +108,7 @@ V1 = "memory/docker/abc/memory"
     ("line", "files", "limit", "available"),
     [
         ("", {}, None, 8 * GIB),
-        (  # v2: page cache that can be dropped is free
+        (  # v2: inactive page cache counts as free
             "0::/job/step\n",
             {
                 **{"job/step/memory.max": "max\n", "job/memory.max": f"{4 * GIB}\n"},
@@ -117,7 +116,7 @@ V1 = "memory/docker/abc/memory"
             },
             *(4 * GIB, 2 * GIB),
         ),
-        (  # v1: the use may be above the limit for a moment
+        (  # v1: usage may exceed the limit for a moment
             "4:memory:/docker/abc\n",
             {
                 **{f"{V1}.limit_in_bytes": f"{2 * GIB}", f"{V1}.usage_in_bytes": f"{3 * GIB}"},
@@ -127,7 +126,7 @@ V1 = "memory/docker/abc/memory"
         ),
     ],
 )
-def test_memory_is_that_of_the_tightest_cgroup(tmp_path, monkeypatch, line, files, limit, available):
+def test_memory_limit_and_available_use_the_lowest_cgroup_limit(tmp_path, monkeypatch, line, files, limit, available):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     root = make_group(tmp_path, line, files)
     assert memory_limit_bytes(root) == limit
@@ -139,7 +138,7 @@ def test_memory_is_that_of_the_tightest_cgroup(tmp_path, monkeypatch, line, file
     [("0", {0}), ("0-2,8", {0, 1, 2, 8}), ("0-1\n", {0, 1}), ("", set()), (None, set()), ("3-1", set())]
     + [(text, set()) for text in ("a", "1,", "0-", "-1", "0-99999999999", "1,x")],
 )
-def test_cpu_list(text, expected):
+def test_parse_cpu_list_returns_cpus_or_an_empty_set(text, expected):
     assert parse_cpu_list(text) == expected
 
 
@@ -147,7 +146,7 @@ WHOLE = CpuTicks(process=500, interrupt=50, idle=1500, steal=50, num_cpus=2)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted", "expected"),
+    ("text", "cpu_set", "expected"),
     [
         (STAT, {1}, CpuTicks(process=150, interrupt=20, idle=1000, steal=30, num_cpus=1)),
         (STAT, {0, 1}, WHOLE),
@@ -156,18 +155,18 @@ WHOLE = CpuTicks(process=500, interrupt=50, idle=1500, steal=50, num_cpus=2)
         *((text, {0}, None) for text in (None, "", "cpu", "cpu  1 2 3\ncpu0 1 2 3", "cpu0 1 2 3 -4 5 6 7 8", "intr 5")),
     ],
 )
-def test_ticks_of_our_cpus_and_of_the_machine(text, wanted, expected):
-    assert parse_cpu_ticks(text, wanted) == expected
+def test_parse_cpu_ticks_sums_given_cpus_or_the_whole_machine(text, cpu_set, expected):
+    assert parse_cpu_ticks(text, cpu_set) == expected
     assert WHOLE.total == 2100
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU affinity")
-def test_the_cpus_given_at_the_start_are_remembered_and_restored(monkeypatch: pytest.MonkeyPatch):
+def test_read_affinity_returns_the_stored_cpus_and_restore_affinity_sets_them(monkeypatch: pytest.MonkeyPatch):
     given = os.sched_getaffinity(0)
-    assert read_affinity() == given  # nothing noted
+    assert read_affinity() == given  # nothing stored
     monkeypatch.setenv(cpus.GIVEN_CPUS, "77")
     assert read_affinity() == {77}
-    assert read_affinity(os.getppid()) == os.sched_getaffinity(os.getppid())  # a note is not for other processes
+    assert read_affinity(os.getppid()) == os.sched_getaffinity(os.getppid())  # the variable is only for this process
     monkeypatch.setenv(cpus.GIVEN_CPUS, "")
     cpus.remember_affinity()
     try:
@@ -191,28 +190,28 @@ def test_the_cpus_given_at_the_start_are_remembered_and_restored(monkeypatch: py
         ("", {"../../../proc/vmstat": "oom_kill x\n"}, []),
     ],
 )
-def test_kills_for_memory_are_counted(tmp_path, line, files, kills):
-    assert sorted(count_kills(make_group(tmp_path, line, files)).values()) == kills
-    assert not may_be_memory({"a": 1, "b": 1}, {"a": 1})
-    assert may_be_memory({"a": 1, "b": 1}, {"a": 1, "b": 2})
-    assert may_be_memory({"a": 1}, {"b": 2})  # none can be read twice
+def test_count_oom_kills_reads_vmstat_and_cgroups(tmp_path, line, files, kills):
+    assert sorted(count_oom_kills(make_group(tmp_path, line, files)).values()) == kills
+    assert not may_be_out_of_memory({"a": 1, "b": 1}, {"a": 1})
+    assert may_be_out_of_memory({"a": 1, "b": 1}, {"a": 1, "b": 2})
+    assert may_be_out_of_memory({"a": 1}, {"b": 2})  # no counter is in both
 
 
-def test_settings_are_added_and_what_the_user_set_stays():
-    environment = keeping_environment({"A": "1"})
+def test_add_tunables_keeps_tunables_of_the_user():
+    environment = add_tunables({"A": "1"})
     assert (environment["GLIBC_TUNABLES"], environment["A"]) == (":".join(KEEP_TUNABLES), "1")
     assert keeps_memory(environment)
     assert "keeps freed memory" in describe_allocator(environment)
-    theirs = keeping_environment({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1:glibc.malloc.check=3"})
+    user_set = add_tunables({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1:glibc.malloc.check=3"})
     tunables = ["glibc.malloc.mmap_threshold=1", "glibc.malloc.check=3", KEEP_TUNABLES[1]]
-    assert theirs["GLIBC_TUNABLES"].split(":") == tunables
-    assert not keeps_memory(theirs)  # theirs is smaller than ours
+    assert user_set["GLIBC_TUNABLES"].split(":") == tunables
+    assert not keeps_memory(user_set)  # the user's value is too small
     assert not keeps_memory({})
     assert "default, LD_PRELOAD=libjemalloc.so" in describe_allocator({"LD_PRELOAD": "libjemalloc.so"})
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_a_process_restarts_once_and_keeps_its_arguments():
+def test_restart_keeping_memory_restarts_once_and_keeps_arguments():
     code = (
         "import os, sys\nfrom trainstone.machine.allocator import restart_keeping_memory, keeps_memory\n"
         "print('start', flush=True)\nrestart_keeping_memory()\nprint(os.getpid(), keeps_memory(), sys.argv[1:])"
@@ -225,8 +224,8 @@ def test_a_process_restarts_once_and_keeps_its_arguments():
     assert out.splitlines() == ["start", "start", f"{child.pid} True ['x y', '--z']"]
 
 
-def test_small_memory_is_kept_without_a_restart():
-    """After a block of 30 MB was freed the process still has it; by default glibc would have given it back."""
+def test_keep_small_memory_keeps_a_freed_block():
+    """The process keeps a freed block of 30 MB, which glibc returns to the kernel by default."""
     code = (
         "import psutil\nfrom trainstone.machine.allocator import keep_small_memory\nkeep_small_memory()\n"
         "before = psutil.Process().memory_info().rss\nblock = b'x' * (30 << 20)\ndel block\n"
@@ -237,9 +236,7 @@ def test_small_memory_is_kept_without_a_restart():
         assert int(done.stdout) > 25 << 20
 
 
-def test_clear_page_cache_forgets_pages_and_names_and_describes_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_clear_page_cache_writes_the_switch_and_describes_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     switch = tmp_path / "drop_caches"
     monkeypatch.setattr(page_cache, "SWITCH", switch)
     monkeypatch.setattr(page_cache.os, "sync", lambda: None)

@@ -1,4 +1,4 @@
-"""What a machine is and how noisy, on made-up machines. NVML is a made-up module: no GPU was here to test with."""
+"""Facts and noise of fake machines. NVML is a fake module, because the tests run without a GPU."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NO_NVML = make_nvml(Init=refuse)
 
 
 @pytest.fixture(autouse=True)
-def made_up_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM", "KUBERNETES"))] + ["container", "HOSTNAME"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINSTONE_CPUS", "0,1,2,3")
@@ -40,7 +40,7 @@ def read_devices(root: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any) -> tupl
     return found["devices"], found.get("nvml")
 
 
-def test_server(tmp_path):
+def test_read_facts_of_a_server(tmp_path):
     found = read(make_server(tmp_path))
     cpu = found["cpu"]
     assert (cpu["model"], cpu["vendor"], cpu["isa"]) == ("Xeon 8380", "GenuineIntel", ["amx_tile", "avx2", "fma"])
@@ -63,7 +63,7 @@ def test_server(tmp_path):
         ("vendor_id : AuthenticAMD\nmodel name :\nflags : avx hypervisor\n", None, "AuthenticAMD", ["avx"]),
     ],
 )
-def test_other_processors(tmp_path, cpuinfo, model, vendor, isa):
+def test_read_facts_of_other_processors(tmp_path, cpuinfo, model, vendor, isa):
     root = make_tree(tmp_path, {"proc/cpuinfo": cpuinfo})
     cpu = read(root)["cpu"]
     assert (cpu.get("model"), cpu.get("vendor"), cpu.get("isa")) == (model, vendor, isa)
@@ -92,7 +92,7 @@ SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_JOB_USER
         ({}, {"SLURM_JOB_ID": ""}, None, [], None),
     ],
 )
-def test_container_and_scheduler(tmp_path, monkeypatch, files, environ, kind, signs, scheduler):
+def test_read_facts_detects_container_and_scheduler(tmp_path, monkeypatch, files, environ, kind, signs, scheduler):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     found = read(make_tree(tmp_path, files))
@@ -100,34 +100,36 @@ def test_container_and_scheduler(tmp_path, monkeypatch, files, environ, kind, si
     assert found.get("scheduler") == scheduler
 
 
-def test_nvidia_device_and_one_that_answers_little(tmp_path, monkeypatch):
+def test_read_facts_of_nvidia_devices_skips_unsupported_values(tmp_path, monkeypatch):
     devices, message = read_devices(tmp_path, monkeypatch, make_nvml())
     values = ["cuda", 0, "NVIDIA A100-SXM4-80GB", "GPU-aaaa", 85899345920, "570.86.10", 300.0, 400.0, 1410, 4, 8, 16]
     keys = "kind index name uuid memory_bytes driver power_limit_watts default_power_limit_watts max_sm_clock_mhz"
     keys += " pcie_generation pcie_width pcie_max_width ecc mig persistence"
     assert devices == [dict(zip(keys.split(), [*values, True, False, True], strict=True))]
     assert message is None
-    silent = dict.fromkeys(("DeviceGetEnforcedPowerLimit", "DeviceGetCurrentEccMode", "DeviceGetMemoryInfo"), refuse)
-    nvml = make_nvml(**silent)
+    unsupported = dict.fromkeys(
+        ("DeviceGetEnforcedPowerLimit", "DeviceGetCurrentEccMode", "DeviceGetMemoryInfo"), refuse
+    )
+    nvml = make_nvml(**unsupported)
     del nvml.nvmlDeviceGetMigMode  # a library older than MIG
     (device,), _ = read_devices(tmp_path, monkeypatch, nvml)
     assert not {"power_limit_watts", "ecc", "memory_bytes", "mig"} & device.keys()
     assert device["default_power_limit_watts"] == 400.0
 
 
-LOST = {"kind": "cuda", "index": 0, "error": "NVML gives no handle for this device"}
+LOST = {"kind": "cuda", "index": 0, "error": "NVML has no handle for this device"}
 
 
 @pytest.mark.parametrize(
     ("nvml", "devices", "message"),
     [
         (make_nvml(DeviceGetHandleByIndex=refuse), [LOST], None),
-        (make_nvml(DeviceGetCount=lambda: 0), [], "the NVIDIA driver answers but shows no device"),
-        (NO_NVML, [], "no NVIDIA driver answers: Not Supported"),
-        (None, [], "no NVML library for Python: import of pynvml halted; None in sys.modules"),
+        (make_nvml(DeviceGetCount=lambda: 0), [], "the NVIDIA driver lists no devices"),
+        (NO_NVML, [], "the NVIDIA driver does not answer: Not Supported"),
+        (None, [], "cannot import NVML for Python: import of pynvml halted; None in sys.modules"),
     ],
 )
-def test_nvidia_devices_that_cannot_be_read(tmp_path, monkeypatch, nvml, devices, message):
+def test_read_facts_reports_unreadable_nvidia_devices(tmp_path, monkeypatch, nvml, devices, message):
     assert read_devices(tmp_path, monkeypatch, nvml) == (devices, message)
 
 
@@ -138,13 +140,13 @@ def make_card(root: Path, card: str, address: str, files: dict[str, str]) -> Non
     (folder / "device").symlink_to(root / "sys/devices/pci0000:00" / address)
 
 
-def test_gpus_of_other_makers_are_named_unsupported(tmp_path):
-    make_card(tmp_path, "card0", "0000:00:02.0", {"vendor": "0x8086", "device": "0x9a49"})  # built in
+def test_read_facts_marks_telemetry_of_other_gpus_as_unsupported(tmp_path):
+    make_card(tmp_path, "card0", "0000:00:02.0", {"vendor": "0x8086", "device": "0x9a49"})  # integrated
     make_card(tmp_path, "card1", "0000:03:00.0", {"vendor": "0x8086\n", "device": "0x56a0\n"})
     amd = {"vendor": "0x1002\n", "product_name": "AMD Instinct MI210\n", "mem_info_vram_total": "68702699520\n"}
     make_card(tmp_path, "card2", "0000:c1:00.0", amd)
-    make_card(tmp_path, "card3", "0000:d1:00.0", {"vendor": "0x10de"})  # NVML speaks for NVIDIA
-    make_card(tmp_path, "card2-DP-1", "0000:c1:00.1", amd)  # a socket of card2
+    make_card(tmp_path, "card3", "0000:d1:00.0", {"vendor": "0x10de"})  # NVIDIA devices come from NVML
+    make_card(tmp_path, "card2-DP-1", "0000:c1:00.1", amd)  # a connector of card2
     unsupported = {"telemetry": "unsupported"}
     assert read(tmp_path)["devices"] == [
         {"kind": "intel", "index": 1, "name": "Intel GPU 0x56a0", **unsupported},
@@ -152,7 +154,7 @@ def test_gpus_of_other_makers_are_named_unsupported(tmp_path):
     ]
 
 
-def test_software_records_only_variables_that_change_speed(monkeypatch):
+def test_read_software_records_only_variables_that_change_speed(monkeypatch):
     names = (
         "OMP_NUM_THREADS MKL_VERBOSE KMP_AFFINITY GOMP_CPU_AFFINITY ONEDNN_VERBOSE TORCHINDUCTOR_CACHE_DIR TORCH_NUM"
     )
@@ -171,7 +173,7 @@ def test_software_records_only_variables_that_change_speed(monkeypatch):
 
 
 def make_process(pid: int, parent: int, ticks: int, name: str = "python", state: str = "S", ended: int = 0) -> str:
-    """Return /proc/PID/stat with its CPU time as user time; `ended` is that of children that are gone."""
+    """Return /proc/PID/stat with its CPU time as user time; `ended`: CPU time of ended children."""
     return f"{pid} ({name}) {state} {parent} 1 1 0 -1 0 1 2 3 4 {ticks} 0 {ended} 0 20 0 1 0 {pid * 10} 99 1\n"
 
 
@@ -186,12 +188,12 @@ def make_machine(root: Path, *, user: int, steal: int, processes: list[str], sta
     return make_tree(root, files)
 
 
-def test_snapshot_tells_ours_from_others(tmp_path):
+def test_read_pressure_separates_own_from_other_processes(tmp_path):
     processes = [
         make_process(1, 0, 500, "init"),
-        make_process(100, 1, 200, state="R", ended=50),  # ours
-        make_process(101, 100, 30),  # our loader
-        make_process(102, 101, 20),  # and its child
+        make_process(100, 1, 200, state="R", ended=50),  # this run
+        make_process(101, 100, 30),  # its loader
+        make_process(102, 101, 20),  # child of the loader
         make_process(200, 1, 70, "backup", state="R"),
     ]
     root = make_machine(tmp_path, user=1000, steal=20, processes=processes, stall=2_000_000)
@@ -202,42 +204,42 @@ def test_snapshot_tells_ours_from_others(tmp_path):
     )  # own: 200 + 50 + 30 + 20 ticks
     assert (pressure.loadavg_1min, pressure.num_cpus) == (0.75, 1)
     assert pressure.others == {(1, 10): ("init", 5.0), (200, 2000): ("backup", 0.7)}
-    # All ranks of a node can be named ours.
+    # All ranks of a node can be passed.
     assert read_pressure(root, pids={100, 200}, cpus={0}).counters["own"] == pytest.approx(3.7)
 
 
 def run_between(
-    tmp_path: Path, *, ours: int, theirs: int, steal: int, seconds: float = 10.0, name: str = "indexer"
+    tmp_path: Path, *, own: int, others: int, steal: int, seconds: float = 10.0, name: str = "indexer"
 ) -> Noise:
-    """Grade a run of `seconds` on one CPU, in which so many ticks went to us, to others and to the hypervisor."""
+    """Grade a run of `seconds` on one CPU, given the ticks of the run, other processes and the hypervisor."""
     common = {"cpus": {0}, "pids": {100}}
     processes = [make_process(100, 1, 0), make_process(200, 1, 0, name)]
     before = read_pressure(make_machine(tmp_path, user=1000, steal=7, processes=processes), now=lambda: 0.0, **common)
-    processes = [make_process(100, 1, ours), make_process(200, 1, theirs, name)]
-    root = make_machine(tmp_path, user=1000 + ours + theirs, steal=7 + steal, processes=processes)
+    processes = [make_process(100, 1, own), make_process(200, 1, others, name)]
+    root = make_machine(tmp_path, user=1000 + own + others, steal=7 + steal, processes=processes)
     return grade_noise(before, read_pressure(root, now=lambda: seconds, **common), step_variation_percent=0.5)
 
 
 @pytest.mark.parametrize(
     ("run", "grade", "reasons", "others", "stolen"),
     [
-        ({"ours": 960, "theirs": 1, "steal": 0}, "A", (), 0.1, 0.0),
-        ({"ours": 900, "theirs": 41, "steal": 0}, "B", ("other processes used 4 %", "(indexer)"), 4.1, 0.0),
-        ({"ours": 949, "theirs": 0, "steal": 51}, "C", ("5.1 % of CPU time was stolen",), 0.0, 5.1),
-        # A hostile name is read, and shown harmless.
-        ({"ours": 0, "theirs": 500, "steal": 0, "name": "a) R 1 (b\n\x1b[31m"}, "C", ("50 % of one core",), 50.0, 0.0),
-        # Too short to measure anything.
-        ({"ours": 9, "theirs": 0, "steal": 1, "seconds": 0.1}, "B", ("not measured", "load", "0.75"), None, None),
+        ({"own": 960, "others": 1, "steal": 0}, "A", (), 0.1, 0.0),
+        ({"own": 900, "others": 41, "steal": 0}, "B", ("other processes used 4 %", "(indexer)"), 4.1, 0.0),
+        ({"own": 949, "others": 0, "steal": 51}, "C", ("5.1 % of CPU time was stolen",), 0.0, 5.1),
+        # A hostile process name is escaped.
+        ({"own": 0, "others": 500, "steal": 0, "name": "a) R 1 (b\n\x1b[31m"}, "C", ("50 % of one core",), 50.0, 0.0),
+        # Too short to measure.
+        ({"own": 9, "others": 0, "steal": 1, "seconds": 0.1}, "B", ("not measured", "load", "0.75"), None, None),
     ],
 )
-def test_a_run_is_graded_by_what_others_and_the_hypervisor_took(tmp_path, run, grade, reasons, others, stolen):
+def test_grade_noise_counts_other_processes_and_the_hypervisor(tmp_path, run, grade, reasons, others, stolen):
     noise = run_between(tmp_path, **run)
     assert (noise.grade, len(noise.reasons)) == (grade, bool(reasons))
     assert all(part in noise.reasons[0] for part in reasons)
     assert all(reason.isprintable() for reason in noise.reasons)
     assert noise.others_percent == pytest.approx(others)
     assert noise.steal_percent == pytest.approx(stolen)
-    assert noise.throttle_events is None  # no counters here: not measured, not zero
+    assert noise.throttle_events is None  # without counters: not measured, not zero
 
 
 NONE = dict.fromkeys(("total", "process", "steal", "own", "cpu", "memory", "quota"), 0.0)
@@ -255,19 +257,19 @@ LATER = replace(QUIET, monotonic_seconds=100.0, counters=BUSY)
         *(({"process": count}, grade) for count, grade in ((401.0, "A"), (402.1, "B"), (451.0, "C"))),
         *(({"memory": count}, grade) for count, grade in ((1.0, "B"), (10.0, "C"))),
         *(({"quota": count}, grade) for count, grade in ((1.0, "B"), (30.0, "C"))),
-        ({"cpu": 90.0}, "A"),  # our own loader threads cause it as well
+        ({"cpu": 90.0}, "A"),  # the run's own loader threads cause it as well
         ({"throttles": 5}, "B"),
         ({"throttles": 2}, "A"),  # a CPU went offline: not measured
-        ({"process": 380.0}, "A"),  # rounding: ours seems to be more than all
-        ({"process": -5.0}, "B"),  # a counter that went backwards; an A must be earned
-        # What the run itself showed.
+        ({"process": 380.0}, "A"),  # rounding: own time above the total
+        ({"process": -5.0}, "B"),  # a counter that became smaller: not measured, so not A
+        # Measurements of the run.
         ({"step_variation_percent": 2.5}, "B", "varies by 2.5 %", "governor is powersave"),
         ({"step_variation_percent": 12.0}, "C", "varies by 12.0 %"),
         ({"drifting": True}, "C", "still drifting"),
         ({"throttled": True}, "B", "a device was throttled"),
     ],
 )
-def test_thresholds(row):
+def test_grade_noise_applies_the_limits(row):
     change, grade, *words = row
     flags = {"step_variation_percent": 1.9} | {name: change[name] for name in change.keys() - BUSY.keys()}
     counters = BUSY | {name: change[name] for name in change.keys() & BUSY.keys()}
@@ -279,7 +281,7 @@ def test_thresholds(row):
         assert any(word in reason for reason in noise.reasons), noise.reasons
 
 
-def test_busiest_others_adds_processes_of_one_name():
+def test_busiest_others_adds_up_processes_of_one_name():
     before = replace(QUIET, others={(1, 1): ("idle", 100.0), (2, 2): ("cc", 1.0), (4, 4): ("old", 50.0)})
     others = {(1, 1): ("idle", 100.5), (2, 2): ("cc", 11.0), (3, 3): ("cc", 5.0)}
     others[4, 9] = ("new", 20.0)  # same pid, another process
@@ -290,13 +292,13 @@ def test_busiest_others_adds_processes_of_one_name():
     ("line", "text"),
     [("0::/job", "nr_periods 5\nthrottled_usec 3000000"), ("1:cpu:/job", "throttled_time 3000000000")],
 )
-def test_quota_stops(tmp_path, line, text):
+def test_read_pressure_reads_quota_stops(tmp_path, line, text):
     folder = "sys/fs/cgroup/job" if line.startswith("0") else "sys/fs/cgroup/cpu/job"
     root = make_tree(tmp_path, {"proc/self/cgroup": line, f"{folder}/cpu.stat": text})
     assert read_pressure(root, pids={1}, cpus={0}).counters == {"quota": 3.0}
 
 
-def test_throttle_counters_are_summed_and_governors_named(tmp_path):
+def test_read_pressure_sums_throttle_counters_and_lists_governors(tmp_path):
     folder = "sys/devices/system/cpu/cpu{}/{}"
     files = {
         folder.format(cpu, "thermal_throttle/core_throttle_count"): text for cpu, text in enumerate(("2", "3", "-1"))

@@ -1,4 +1,4 @@
-"""Ranks as each launcher starts them: which one this is, where they meet, their cores, and how they end."""
+"""Rank, rendezvous address and cores from each launcher's variables; exit codes and failures of ranks."""
 
 import os
 import signal
@@ -13,16 +13,22 @@ import pytest
 from support.processes.command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import interfaces, launch_protocol, ranks
-from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested, find_route
-from trainstone.machine.launch_protocol import begin_attempt, leave_failure, read_code, read_failures, settle_code
+from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested_interface, find_route
+from trainstone.machine.launch_protocol import (
+    begin_attempt,
+    read_exit_code,
+    read_failures,
+    report_exit_code,
+    write_failure,
+)
 from trainstone.machine.ranks import (
     Rank,
     Rendezvous,
+    assign_cores,
     bind_cores,
     list_step_hosts,
     read_rank,
     read_rendezvous,
-    share_cores,
 )
 from trainstone.machine.signals import StopSignals
 
@@ -39,14 +45,14 @@ SRUN = {
     "SLURM_JOB_NODELIST": "n[01-03,7],gpu5",
     "SLURM_STEP_NODELIST": "n[02-03]",
 }
-HERE = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+SAME_HOST = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 
 
 def port_of(job: str) -> int:
     return 20000 + zlib.crc32(job.encode()) % 12000
 
 
-def launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def set_variables(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -63,26 +69,26 @@ def launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None
         (read_rank, SRUN, Rank(5, 6, 3)),
         (read_rank, {**SRUN, **TORCHRUN}, Rank(3, 8, 1)),  # torchrun inside a Slurm job
         (read_rank, {**SRUN, **OPEN_MPI}, Rank(2, 4, 2)),  # mpirun inside a Slurm job
-        # srun --mpi=pmi2: the local number is Slurm's
+        # srun --mpi=pmi2: the local rank is Slurm's
         (read_rank, {**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"}, Rank(5, 6, 3)),
         (read_rank, {**SRUN, "RANK": "5", "WORLD_SIZE": "6"}, Rank(5, 6, 3)),
         (read_rank, {"RANK": "5", "WORLD_SIZE": "6"}, Rank(5, 6, 0)),
-        (read_rank, {"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, Rank(0, 1, 0)),  # a batch script runs alone
+        (read_rank, {"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, Rank(0, 1, 0)),  # a batch script is a single process
         (read_rank, {"RANK": "3"}, Rank(0, 1, 0)),
         (read_rank, {"RANK": "0", "WORLD_SIZE": "1"}, Rank(0, 1, 0)),
-        # Where ranks meet.
+        # Rendezvous address.
         (read_rendezvous, TORCHRUN, Rendezvous("head", 29500)),
         (read_rendezvous, SRUN, Rendezvous("n02", port_of("4711.2"))),
         (read_rendezvous, {**SRUN, "SLURM_STEP_NODELIST": ""}, Rendezvous("n01", port_of("4711.2"))),
         (read_rendezvous, {**SRUN, "MASTER_PORT": "1234"}, Rendezvous("n02", 1234)),
         (read_rendezvous, {**SRUN, "MASTER_ADDR": "head"}, Rendezvous("head", port_of("4711.2"))),
-        # mpirun inside a Slurm job: its daemons' step lacks the first host and is not all ranks' step
+        # mpirun inside a Slurm job: the step of its daemons lacks the first host and differs between ranks
         (read_rendezvous, {**SRUN, **OPEN_MPI, "OMPI_MCA_ess_base_jobid": "9"}, Rendezvous("n01", port_of("9"))),
         (read_rendezvous, {**SRUN, **OPEN_MPI}, Rendezvous("n01", port_of("4711"))),
-        (read_rendezvous, {**HERE, "OMPI_MCA_ess_base_jobid": "9"}, Rendezvous("127.0.0.1", port_of("9"))),
+        (read_rendezvous, {**SAME_HOST, "OMPI_MCA_ess_base_jobid": "9"}, Rendezvous("127.0.0.1", port_of("9"))),
         (
             read_rendezvous,
-            {**HERE, "PMIX_NAMESPACE": "prterun-h-1@1"},
+            {**SAME_HOST, "PMIX_NAMESPACE": "prterun-h-1@1"},
             Rendezvous("127.0.0.1", port_of("prterun-h-1@1")),
         ),
         (read_rendezvous, {**PMI, "MPI_LOCALNRANKS": "2", "MASTER_PORT": "1234"}, Rendezvous("127.0.0.1", 1234)),
@@ -98,31 +104,32 @@ def launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None
         ),
     ],
 )
-def test_rank_meeting_and_hosts_are_read_from_the_environment(
+def test_read_rank_read_rendezvous_and_list_step_hosts_use_the_launchers_variables(
     read: Callable[[], object], environment: dict[str, str], expected: object, monkeypatch: pytest.MonkeyPatch
 ):
-    launch(environment, monkeypatch)
+    set_variables(environment, monkeypatch)
     assert read() == expected
 
 
 @pytest.mark.parametrize(
     ("read", "environment", "message", "hint"),
     [
-        *((read_rank, {**TORCHRUN, "RANK": rank}, f"RANK={rank}:", "") for rank in ("8", "-1", "", "x", "1.0", " 1")),
+        *((read_rank, {**TORCHRUN, "RANK": rank}, f"RANK={rank!r}:", "") for rank in ("-1", "", "x", "1.0", " 1")),
+        (read_rank, {**TORCHRUN, "RANK": "8"}, "RANK=8:", ""),
         (read_rank, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "0"}, "RANK=0:", ""),
-        (read_rank, {**TORCHRUN, "WORLD_SIZE": ""}, "WORLD_SIZE=:", ""),
-        (read_rank, {**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1:", ""),
+        (read_rank, {**TORCHRUN, "WORLD_SIZE": ""}, "WORLD_SIZE='':", ""),
+        (read_rank, {**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK='-1':", ""),
         (read_rendezvous, {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR is not set", "MASTER_ADDR"),
-        (read_rendezvous, HERE, "MASTER_PORT is not set", "MASTER_PORT"),
+        (read_rendezvous, SAME_HOST, "MASTER_PORT is not set", "MASTER_PORT"),
         (read_rendezvous, {**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set", "MASTER_PORT"),
-        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536", ""),
-        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT=http", ""),
+        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT='65536'", ""),
+        (read_rendezvous, {**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http'", ""),
     ],
 )
-def test_invalid_variables_are_named(
+def test_read_rank_and_read_rendezvous_name_invalid_variables(
     read: Callable[[], object], environment: dict[str, str], message: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ):
-    launch(environment, monkeypatch)
+    set_variables(environment, monkeypatch)
     with pytest.raises(LaunchError, match=message) as caught:
         read()
     assert hint in (caught.value.hint or "")
@@ -132,133 +139,138 @@ CORES = [frozenset({n, n + 7}) for n in range(7)]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7])
-def test_shares_of_cores_are_fair_whole_and_apart(number: int):
-    shares = [share_cores(CORES, number, one) for one in range(number)]
+def test_assign_cores_gives_equal_disjoint_shares_of_whole_cores(number: int):
+    shares = [assign_cores(CORES, number, rank) for rank in range(number)]
     assert sorted(cpu for share in shares for cpu in share) == list(range(14))
     assert max(map(len, shares)) - min(map(len, shares)) in (0, 2)  # a core has two threads here
     assert shares[0] >= {0, 7}
-    # More ranks than cores share in turn.
-    assert [share_cores(CORES[:2], 5, number) for number in range(5)] == [*CORES[:2], *CORES[:2], CORES[0]]
+    # More ranks than cores share cores in turn.
+    assert [assign_cores(CORES[:2], 5, number) for number in range(5)] == [*CORES[:2], *CORES[:2], CORES[0]]
 
 
-def test_a_rank_takes_its_share_once_and_only_if_asked(monkeypatch: pytest.MonkeyPatch):
-    taken: list[frozenset[int]] = []
+def test_bind_cores_binds_once_and_only_on_request(monkeypatch: pytest.MonkeyPatch):
+    bound: list[frozenset[int]] = []
     monkeypatch.setattr(ranks, "list_cores", lambda _cpus: CORES)
     monkeypatch.setattr(ranks, "remember_affinity", lambda: None)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: taken.append(cpus))
-    launch({"RANK": "1", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "7(x2)"}, monkeypatch)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: bound.append(cpus))
+    set_variables({"RANK": "1", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "7(x2)"}, monkeypatch)
     bind_cores(Rank(1, 7, 1))
-    assert taken == []
+    assert bound == []
     monkeypatch.setenv("TRAINSTONE_BIND", "cores")
     bind_cores(Rank(1, 7, 1))
     bind_cores(Rank(1, 7, 1))
-    assert taken == [CORES[1]]
+    assert bound == [CORES[1]]
     monkeypatch.setenv("TRAINSTONE_BIND", "cores")
     monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu:")
     bind_cores(Rank(1, 7, 1))
-    assert len(taken) == 1
+    assert len(bound) == 1
 
 
 INTERFACES = [Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface("eth0", "fd00::1")]
 
 
 @pytest.fixture
-def made_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "list_interfaces", lambda: INTERFACES)
     for name in (GLOO, NCCL):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_loopback_is_found_and_leads_to_this_host():
+def test_find_route_returns_loopback_for_this_host():
     loopback = find_route("127.0.0.1")
     assert loopback is not None
     assert loopback.loopback
-    assert find_requested(loopback.name) == loopback
+    assert find_requested_interface(loopback.name) == loopback
     assert find_route("127.8.9.1") == loopback
     assert find_route("no such host.invalid") is None
 
 
-@pytest.mark.usefixtures("made_interfaces")
-def test_the_recipe_is_believed_before_gloo_and_gloo_before_nccl(monkeypatch: pytest.MonkeyPatch):
-    assert find_requested(None) is None
+@pytest.mark.usefixtures("fake_interfaces")
+def test_find_requested_interface_prefers_recipe_over_gloo_over_nccl(monkeypatch: pytest.MonkeyPatch):
+    assert find_requested_interface(None) is None
     monkeypatch.setenv(NCCL, "=eth0,eth1")
-    assert find_requested(None) == INTERFACES[1]
+    assert find_requested_interface(None) == INTERFACES[1]
     monkeypatch.setenv(NCCL, "^docker")
-    assert find_requested(None) is None
+    assert find_requested_interface(None) is None
     monkeypatch.setenv(GLOO, "lo")
-    assert find_requested(None) == INTERFACES[0]
-    assert find_requested("eth0") == INTERFACES[1]
+    assert find_requested_interface(None) == INTERFACES[0]
+    assert find_requested_interface("eth0") == INTERFACES[1]
 
 
-@pytest.mark.usefixtures("made_interfaces")
-def test_an_interface_that_is_not_there_or_has_no_address_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch):
-    present = r"there are: lo \(127\.0\.0\.1\), eth0 \(10\.0\.0\.1\), eth0 \(fd00::1\)"
-    with pytest.raises(LaunchError, match=rf"ib0 \(parallel.interface\) is not there; {present}"):
-        find_requested("ib0")
+@pytest.mark.usefixtures("fake_interfaces")
+def test_find_requested_interface_lists_interfaces_when_one_is_missing(monkeypatch: pytest.MonkeyPatch):
+    present = r"available: lo \(127\.0\.0\.1\), eth0 \(10\.0\.0\.1\), eth0 \(fd00::1\)"
+    with pytest.raises(LaunchError, match=rf"ib0 \(parallel.interface\) does not exist; {present}"):
+        find_requested_interface("ib0")
     monkeypatch.setattr(interfaces.psutil, "net_if_addrs", lambda: {"ib0": []})
     with pytest.raises(LaunchError, match=r"ib0 .* has no address or is down"):
-        find_requested("ib0")
+        find_requested_interface("ib0")
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "launch").mkdir()
     monkeypatch.setenv("TRAINSTONE_RUN", str(tmp_path))
-    monkeypatch.setattr(launch_protocol, "ECHO_SECONDS", 0.0)
-    monkeypatch.setattr(launch_protocol, "end_with_parent", lambda _parent: None)  # of the test itself
+    monkeypatch.setattr(launch_protocol, "SECONDARY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(
+        launch_protocol, "end_with_parent", lambda _parent: None
+    )  # else it would apply to the test process
     return tmp_path
 
 
-def be_rank(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def set_rank(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setenv("RANK", str(number))
     monkeypatch.setenv("WORLD_SIZE", "4")
 
 
-def test_orderly_ends_are_0_for_the_engine(run: Path):
-    assert settle_code(75) == 0
-    assert read_code(run) == 75
-    assert settle_code(130) == 0
-    assert read_code(run) == 75  # that it was Ctrl-C only the launcher knows
-    assert settle_code(130, "bench") == 0
-    assert read_code(run) == 130  # it cannot be resumed
-    assert settle_code(3) == 3
+def test_report_exit_code_returns_0_to_the_engine_after_a_normal_end(run: Path):
+    assert report_exit_code(75) == 0
+    assert read_exit_code(run) == 75
+    assert report_exit_code(130) == 0
+    assert read_exit_code(run) == 75  # only the launcher knows that it was Ctrl-C
+    assert report_exit_code(130, "bench") == 0
+    assert read_exit_code(run) == 130  # bench cannot be resumed
+    assert report_exit_code(3) == 3
 
 
-def test_another_verb_in_a_batch_script_has_no_part_in_the_launch_nor_one_without_a_launcher(run: Path):
-    begin_attempt("report")  # from now on there is no launcher
+def test_begin_attempt_of_another_verb_ignores_the_launch(run: Path):
+    begin_attempt("report")  # removes the launch variables
     assert "TRAINSTONE_RUN" not in os.environ
-    assert settle_code(75) == 75
-    assert read_code(run) is None
-    leave_failure(DataError("x"))
+    assert report_exit_code(75) == 75
+    assert read_exit_code(run) is None
+    write_failure(DataError("x"))
     begin_attempt("train")
     assert list((run / "launch").iterdir()) == []
 
 
-def test_causes_come_before_echoes_and_a_new_attempt_forgets_its_own(run: Path, monkeypatch: pytest.MonkeyPatch):
-    be_rank(monkeypatch, 0)
-    leave_failure(PeerLostError("another rank died"))
-    be_rank(monkeypatch, 2)
-    leave_failure(DataError("no data", hint="make some"))
+def test_read_failures_sorts_causes_first_and_begin_attempt_removes_its_own(run: Path, monkeypatch: pytest.MonkeyPatch):
+    set_rank(monkeypatch, 0)
+    write_failure(PeerLostError("another rank died"))
+    set_rank(monkeypatch, 2)
+    write_failure(DataError("no data", hint="make some"))
     (run / "launch/failed-rank0003.json").write_text("{")
-    assert [(one.rank, one.echo, one.exit_code) for one in read_failures(run)] == [(2, False, 3), (0, True, 5)]
+    assert [(failure.rank, failure.secondary, failure.exit_code) for failure in read_failures(run)] == [
+        (2, False, 3),
+        (0, True, 5),
+    ]
     (run / "launch/cause.txt").touch()
     begin_attempt("train")
-    assert [one.rank for one in read_failures(run)] == [0]
+    assert [failure.rank for failure in read_failures(run)] == [0]
     assert (run / "launch/cause.txt").exists()
-    be_rank(monkeypatch, 0)
+    set_rank(monkeypatch, 0)
     begin_attempt("train")
     assert [path.name for path in (run / "launch").iterdir()] == ["failed-rank0003.json"]
 
 
-def test_a_rank_that_takes_itself_for_the_only_one_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_begin_attempt_rejects_a_wrong_world_size(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRAINSTONE_RANKS", "4")
-    with pytest.raises(LaunchError, match="starts 4 ranks, and this one finds a world of 1"):
+    with pytest.raises(LaunchError, match=r"wrong world size on .*: 1; the launcher starts 4 ranks"):
         begin_attempt("train")
-    be_rank(monkeypatch, 3)
+    set_rank(monkeypatch, 3)
     begin_attempt("train")
 
 
-def test_a_signal_while_torch_is_loading_is_an_orderly_end(run: Path, tmp_path: Path):
+def test_main_ends_normally_on_a_signal_during_imports(run: Path, tmp_path: Path):
     program = (
         "import os, signal, sys\n"
         "from trainstone.cli import main\n"
@@ -268,11 +280,11 @@ def test_a_signal_while_torch_is_loading_is_an_orderly_end(run: Path, tmp_path: 
     )
     ended = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False)
     assert ended.returncode == 0
-    assert read_code(run) == 75
+    assert read_exit_code(run) == 75
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_only_noted_and_a_second_ctrl_c_ends_at_once(number: signal.Signals):
+def test_stop_signals_records_the_first_signal_and_raises_on_a_second_ctrl_c(number: signal.Signals):
     before = signal.getsignal(number)
     with StopSignals() as signals:
         assert signals.received is None
@@ -281,5 +293,5 @@ def test_the_first_signal_is_only_noted_and_a_second_ctrl_c_ends_at_once(number:
         if number == signal.SIGINT:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)  # no second Ctrl-C
+        os.kill(os.getpid(), signal.SIGTERM)  # not a second Ctrl-C
     assert signal.getsignal(number) is before

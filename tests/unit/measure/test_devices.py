@@ -10,7 +10,7 @@ from trainstone.measure.devices import candidate_precisions, choose_device, list
 from trainstone.measure.peaks import Peaks, measure_peaks
 
 
-def test_devices_are_chosen_by_name():
+def test_choose_device_auto_is_first_device():
     assert str(choose_device("auto")) == list_devices()[0]
     assert list_devices()[-1] == "cpu"
     assert name_device(torch.device("cpu"))
@@ -20,23 +20,23 @@ def test_devices_are_chosen_by_name():
 @pytest.mark.parametrize(
     ("name", "error", "match"),
     [
-        ("cuda:99", MachineError, r"'cuda:99' is not here.*finds"),
-        *((name, ConfigError, "not a device name") for name in ("gpu", "", "cuda:x")),
+        ("cuda:99", MachineError, r"'cuda:99' not found.*finds"),
+        *((name, ConfigError, "invalid device .*: available are .*cpu") for name in ("gpu", "", "cuda:x")),
     ],
 )
-def test_devices_that_cannot_be_chosen(name: str, error: type[Exception], match: str):
+def test_choose_device_rejects_unknown_device(name: str, error: type[Exception], match: str):
     with pytest.raises(error, match=match):
         choose_device(name)
 
 
-def test_a_cpu_without_sixteen_bit_units_tries_fp32_alone(monkeypatch: pytest.MonkeyPatch):
+def test_candidate_precisions_plain_cpu_has_only_fp32(monkeypatch: pytest.MonkeyPatch):
     assert candidate_precisions(torch.device("cpu"))[0] == "fp32"
     for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
         monkeypatch.setattr(torch.cpu, check, lambda: False)
     assert candidate_precisions(torch.device("cpu")) == ["fp32"]
 
 
-def test_a_device_without_events_is_waited_for_at_each_mark():
+def test_host_timer_synchronises_at_each_mark():
     waits: list[int] = []
     times = itertools.count(1.0)
     timer = HostTimer(now=lambda: next(times), synchronize=lambda: waits.append(1))
@@ -46,13 +46,13 @@ def test_a_device_without_events_is_waited_for_at_each_mark():
     assert len(waits) == 2
 
 
-def test_a_cpu_is_not_waited_for():
+def test_choose_timer_cpu_does_not_synchronise():
     timer = choose_timer(torch.device("cpu"))
     assert timer.lag == 0
     assert timer.seconds(timer.mark(), timer.mark()) >= 0
 
 
-def test_a_peak_is_measured_and_says_how(monkeypatch: pytest.MonkeyPatch):
+def test_measure_peaks_returns_rates_and_source(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SIZES", {"cpu": (128, 256)})
     monkeypatch.setattr(module, "COPY_BYTES", {"cpu": 16 * 2**20})
     peaks = measure_peaks(torch.device("cpu"), "fp32", seconds=0.05)
@@ -62,7 +62,7 @@ def test_a_peak_is_measured_and_says_how(monkeypatch: pytest.MonkeyPatch):
     assert " thread" in peaks.flops_source
 
 
-def test_the_better_of_two_measurements_counts():
+def test_peaks_best_of_takes_higher_rates():
     low, high = Peaks(1.0, "first", 5.0), Peaks(2.0, "second", 4.0)
     assert low.best_of(high) == Peaks(2.0, "second", 5.0)
     assert high.best_of(low) == Peaks(2.0, "second", 5.0)

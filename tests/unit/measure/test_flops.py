@@ -1,4 +1,4 @@
-"""Counted work against published MACs and bytes worked out by hand; roofline and memory on made-up numbers."""
+"""Tests of counted work against published MACs and manually computed bytes; roofline and memory on made-up numbers."""
 
 import functools
 import math
@@ -37,20 +37,20 @@ def find(work: StepWork, name: str) -> Op:
     return op
 
 
-# As published with torchvision's weights (docs: torchvision/models.html), in GFLOPS that mean multiply-adds.
+# Published with torchvision's weights (docs: torchvision/models.html), in GFLOPS that mean multiply-adds.
 @pytest.mark.parametrize(("depth", "giga_macs"), [(18, 1.814), (50, 4.089), (152, 11.514)])
-def test_forward_macs_are_the_published_ones(depth, giga_macs):
+def test_count_work_forward_macs_equal_published(depth, giga_macs):
     assert round(count_work(make_step(depth, BATCH), backward=False).flops / 2 / BATCH / 1e9, 3) == giga_macs
 
 
-def test_resnet50_trains_at_24_3_gflop_an_image():
+def test_count_work_resnet50_has_24_3_gflop_per_image():
     work = resnet50_work(BATCH)
     assert round(work.flops / BATCH / 1e9, 1) == 24.3
     assert work.bytes_moved == sum(op.bytes_moved for op in work.ops)
     assert work.parameter_bytes == 4 * 25_557_032
 
 
-def test_convolution_by_hand():
+def test_count_work_convolution_equals_manual_count():
     images, kernel = torch.empty(2, 3, 8, 8, device="meta"), meta(4, 3, 3, 3)
     work = count_work(lambda: F.conv2d(images, kernel, padding=1).square().sum())
     num_images, num_kernel, num_out = 2 * 3 * 8 * 8, 4 * 3 * 3 * 3, 2 * 4 * 8 * 8
@@ -71,7 +71,7 @@ def test_convolution_by_hand():
         (lambda x, y, z: F.relu(x * 2.0), {"relu": 800}),
         (lambda x, y, z: F.relu(x * 2.0, inplace=True), {"relu_": 800}),
         (lambda x, y, z: x + torch.mul(y, y), {"mul": 800, "add": 1200}),  # each distinct tensor is read once
-        (lambda x, y, z: x - z.expand(10, 10), {"sub": 840}),  # an expanded one is as large as its memory
+        (lambda x, y, z: x - z.expand(10, 10), {"sub": 840}),  # an expanded tensor counts its memory once
         # Factories and copies do not read their target.
         (
             lambda x, y, z: x * 1.0 - torch.zeros_like(x).copy_(y).zero_(),
@@ -80,13 +80,13 @@ def test_convolution_by_hand():
         (lambda x, y, z: (x + 1.0) + 1.0 + 1.0, {"add": 2400}),  # equal calls are one operator
     ],
 )
-def test_bytes_moved_by_hand(run: Callable[..., Tensor], moved: dict[str, int]):
+def test_count_work_bytes_moved_equal_manual_count(run: Callable[..., Tensor], moved: dict[str, int]):
     x, y, z = meta(10, 10), torch.empty(10, 10, device="meta"), meta(10)
     work = count_work(lambda: run(x, y, z).sum())
     assert {name: find(work, name).bytes_moved for name in moved} == moved
 
 
-def test_views_and_empty_tensors_move_nothing():
+def test_count_work_views_and_empty_tensors_move_no_bytes():
     x = meta(10, 10)
 
     def run() -> Tensor:
@@ -100,7 +100,7 @@ def test_views_and_empty_tensors_move_nothing():
     assert names == {"aten.mul.Tensor", "aten.sum.default", "aten.ones_like.default"}
 
 
-def test_roofline_of_known_operators():
+def test_roofline_seconds_sums_compute_and_memory_bound_operators():
     ops = [
         Op("bound by arithmetic", (), 1, flops=1000, bytes_moved=10),  # 10 s against 1 s
         Op("bound by memory", (), 2, flops=200, bytes_moved=50),  # 2 s against 5 s
@@ -109,10 +109,10 @@ def test_roofline_of_known_operators():
     assert roofline_seconds(ops, peak_flops=100, bytes_per_second=10) == (10, 8)
 
 
-def test_memory_estimate_by_hand():
+def test_estimate_training_bytes_equals_manual_estimate():
     work = StepWork(0, 0, saved_tensor_bytes=(200, 100, 20), parameter_bytes=1000, ops=())
     assert estimate_training_bytes(work) == round(3000 + 320 + flops.HEAP_HOLES_FACTOR * 320)
-    mapped = estimate_training_bytes(work, heap_block_bytes=150)  # the block of 200 leaves no hole
+    mapped = estimate_training_bytes(work, heap_block_bytes=150)  # the block of 200 is not in the heap
     assert mapped == round(3000 + 320 + flops.HEAP_HOLES_FACTOR * 120)
 
 
@@ -127,8 +127,8 @@ def test_memory_estimate_by_hand():
         (64, flops.GLIBC_HEAP_BLOCK_BYTES, 5669),
     ],
 )
-def test_memory_estimate_against_measured_runs(batch, heap_block_bytes, measured_mib):
+def test_estimate_training_bytes_is_near_measured_memory(batch, heap_block_bytes, measured_mib):
     work = resnet50_work(batch)
     estimate = estimate_training_bytes(work, heap_block_bytes)
-    growth_mib = (estimate - work.parameter_bytes) / 2**20  # the weights were there before
+    growth_mib = (estimate - work.parameter_bytes) / 2**20  # the weights were allocated before
     assert 0.97 < growth_mib / measured_mib < 1.25

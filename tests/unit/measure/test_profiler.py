@@ -30,9 +30,7 @@ def capture_steps(target: Path, window: ProfileWindow, *, fail_at: int | None = 
 
 
 @pytest.mark.parametrize("window", [ProfileWindow(7, 8, 10), ProfileWindow(0, 0, 2), ProfileWindow(41, 44, 45)])
-def test_the_trace_holds_the_steps_of_the_window_by_their_own_numbers(
-    tmp_path: Path, window: ProfileWindow, capfd: pytest.CaptureFixture[str]
-):
+def test_capture_trace_has_steps_of_window(tmp_path: Path, window: ProfileWindow, capfd: pytest.CaptureFixture[str]):
     target = tmp_path / "trace" / "rank0003.json.gz"
     capture_steps(target, window)
     assert list(target.parent.iterdir()) == [target]
@@ -47,7 +45,7 @@ def test_the_trace_holds_the_steps_of_the_window_by_their_own_numbers(
     assert sum(event["name"] == "forward" for event in events) == len(steps)
 
 
-def test_a_failure_leaves_no_trace_and_profiling_works_again(tmp_path: Path):
+def test_capture_failure_writes_no_trace(tmp_path: Path):
     with pytest.raises(RuntimeError, match="in the middle"):
         capture_steps(tmp_path / "t.json.gz", ProfileWindow(1, 2, 5), fail_at=3)
     assert not list(tmp_path.iterdir())
@@ -67,18 +65,16 @@ def test_a_failure_leaves_no_trace_and_profiling_works_again(tmp_path: Path):
         (None, [0, 1, 2, 3]),
     ],
 )
-def test_only_the_steps_of_the_range_are_between_start_and_stop(
-    steps: tuple[int, int] | None, expected: list[int | str]
-):
+def test_profiler_range_starts_and_stops_around_range(steps: tuple[int, int] | None, expected: list[int | str]):
     seen: list[int | str] = []
-    with profiler_range(steps, lambda: seen.append("start"), lambda: seen.append("stop")) as pass_to_next_step:
+    with profiler_range(steps, lambda: seen.append("start"), lambda: seen.append("stop")) as advance:
         for step in range(4):
-            assert step == 0 or pass_to_next_step()
+            assert step == 0 or advance()
             seen.append(step)
     assert seen == expected
 
 
-def test_a_device_in_error_does_not_hide_the_first_error():
+def test_profiler_range_stop_error_does_not_hide_first_error():
     stops: list[str] = []
 
     def fail() -> None:
@@ -92,13 +88,13 @@ def test_a_device_in_error_does_not_hide_the_first_error():
         pass
 
 
-def test_the_loop_asks_before_every_step_but_the_first():
-    """What profiler_range relies on: train_steps counts with it."""
+def test_train_steps_calls_profiler_range_before_each_further_step():
+    """profiler_range relies on this to count steps."""
     fitted = fit_to_machine(load_config("resnet50", settings=NARROW), strict=False)
     seen: list[str] = []
     task = build_task(fitted.config, fitted.device)
-    with profiler_range((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as pass_to_next_step:
-        steps = train_steps(task, HostTimer(), num_steps=4, go_on=pass_to_next_step)
+    with profiler_range((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as advance:
+        steps = train_steps(task, HostTimer(), num_steps=4, keep_going=advance)
         for record in itertools.islice(steps, 4):
             seen.append(str(record.step))
     assert seen == ["0", "start", "1", "2", "stop", "3"]

@@ -11,7 +11,7 @@ def make_record(step: int) -> StepRecord:
     return StepRecord(step, 0, float(step), 0.01, 0.5, 4, 6.9, 0.1)
 
 
-def test_steps_are_kept_in_memory_and_on_disk(tmp_path: Path):
+def test_step_recorder_stores_steps_in_memory_and_file(tmp_path: Path):
     path = tmp_path / "steps.csv"
     with StepRecorder(path, split_phases=False) as recorder:
         for step in range(3):
@@ -23,10 +23,10 @@ def test_steps_are_kept_in_memory_and_on_disk(tmp_path: Path):
     assert read_columns(path)["step"].tolist() == [0, 1, 2]
 
 
-def test_page_faults_belong_to_the_step_that_caused_them(tmp_path: Path):
+def test_step_recorder_counts_page_faults_per_step(tmp_path: Path):
     with StepRecorder(tmp_path / "s.csv", split_phases=False) as recorder:
         recorder.step(make_record(0))
-        # 64 MiB touched for the first time, each page by itself: what malloc gives may have been touched before.
+        # Touch every page of 64 MiB for the first time; memory from malloc may have been touched before.
         held = mmap.mmap(-1, 64 * 2**20)
         held.madvise(mmap.MADV_NOHUGEPAGE)
         np.frombuffer(held, dtype=np.uint8)[:: mmap.PAGESIZE] = 1
@@ -37,7 +37,7 @@ def test_page_faults_belong_to_the_step_that_caused_them(tmp_path: Path):
     assert max(quiet, after) < loud / 10
 
 
-def test_a_file_that_lacks_steps_is_moved_aside_and_its_successor_can_be_gone_on_with(tmp_path: Path):
+def test_step_recorder_moves_incomplete_file_aside(tmp_path: Path):
     path = tmp_path / "steps-rank0000.csv"
     with StepRecorder(path, split_phases=False) as recorder:
         for step in range(3):

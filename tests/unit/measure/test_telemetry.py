@@ -1,7 +1,5 @@
-"""The sampler and its file, with made-up readers and an injected clock; the readers of CPUs and NVIDIA devices, on
-made-up machines; files of /proc and /sys that are damaged, gone or no files: what they would say is not measured.
-
-NVML is a made-up module: there was no GPU to test with here.
+"""Tests of the telemetry sampler with fake readers and an injected clock, and of the CPU and NVIDIA readers on fake
+machines, also with damaged or missing files in /proc and /sys. NVML is a fake module: no GPU is needed.
 """
 
 import logging
@@ -19,7 +17,7 @@ import psutil
 import pytest
 
 from support.builders.machines import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
-from trainstone.machine.cpus import available_cores, count_kills, memory_available_bytes, memory_limit_bytes
+from trainstone.machine.cpus import available_cores, count_oom_kills, memory_available_bytes, memory_limit_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.noise import Pressure, read_pressure
 from trainstone.measure.telemetry import CpuReader, NvmlReader, Telemetry, name_reasons
@@ -27,7 +25,7 @@ from trainstone.results.telemetry import HEADER, Reading, read_samples
 
 
 class FakeReader:
-    """Gives its readings one after another, then the last one for ever; an exception is raised."""
+    """Returns its readings in order, then the last one forever; an exception is raised."""
 
     meter: str | None = "fake"
 
@@ -46,7 +44,7 @@ class FakeReader:
         self.closed = True
 
 
-def test_file_of_a_run(tmp_path, monkeypatch):
+def test_telemetry_writes_samples_to_file(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "node", lambda: "node/7")
     now = [100.0]
     reader = FakeReader(Reading(clock_mhz=1410.0, energy_joules=5.5, mem_used_bytes=7, throttle="none"))
@@ -61,7 +59,7 @@ def test_file_of_a_run(tmp_path, monkeypatch):
     assert reader.closed
 
 
-def test_reader_error_is_logged_once_and_the_heart_beats_on(tmp_path, caplog):
+def test_telemetry_reader_error_is_logged_once(tmp_path, caplog):
     gone = RuntimeError("driver gone")
     telemetry = Telemetry(tmp_path, "cpu", FakeReader(gone, gone, Reading(temp_celsius=50.0)), lambda: 4)
     with caplog.at_level(logging.WARNING):
@@ -78,7 +76,7 @@ def test_reader_error_is_logged_once_and_the_heart_beats_on(tmp_path, caplog):
     telemetry._file.close()
 
 
-def test_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+def test_telemetry_unwritable_folder_does_not_raise(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     reader = FakeReader()
     with Telemetry(tmp_path / "file", "cpu", reader, lambda: 1, interval_seconds=0.005):
@@ -87,7 +85,7 @@ def test_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     assert [record.getMessage()[:23] for record in caplog.records] == ["telemetry: cannot write"]
 
 
-def test_driver_that_hangs_is_left_behind(tmp_path, caplog, monkeypatch):
+def test_telemetry_hanging_driver_is_abandoned(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("trainstone.measure.telemetry.JOIN_SECONDS", 0.02)
     release = threading.Event()
     reader = FakeReader()
@@ -101,7 +99,7 @@ def test_driver_that_hangs_is_left_behind(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", ["", "0.5", "time_sec", f"{HEADER}\n", f"{HEADER}\n1.000,3,,,,,,,,none\n2.0,4,,"])
-def test_resumed_run_goes_on_after_the_last_whole_line(tmp_path, torn):
+def test_telemetry_resume_appends_after_last_complete_line(tmp_path, torn):
     telemetry = Telemetry(tmp_path, "cpu", FakeReader(), lambda: 9, interval_seconds=60)
     telemetry.path.write_text(torn)
     with telemetry:
@@ -112,7 +110,7 @@ def test_resumed_run_goes_on_after_the_last_whole_line(tmp_path, torn):
     assert telemetry.path.read_text().count(HEADER) == 1
 
 
-def test_server_with_everything(tmp_path):
+def test_cpu_reader_reads_all_values_of_server(tmp_path):
     root, times = make_server(tmp_path), iter((100.0, 100.5, 101.0, 101.5))
     reader = CpuReader(root, available=range(4), now=lambda: next(times))
     assert reader.meter == "RAPL package-0+package-1"
@@ -120,7 +118,7 @@ def test_server_with_everything(tmp_path):
     first = reader.read()
     assert (first.clock_mhz, first.temp_celsius, first.throttle) == (2500.0, 61.0, "none")
     assert first.mem_used_bytes == 1000 * os.sysconf("SC_PAGE_SIZE")
-    assert (first.energy_joules, first.power_watts) == (2.0, None)  # power needs two looks
+    assert (first.energy_joules, first.power_watts) == (2.0, None)  # power needs two readings
     changes = {
         "proc/stat": STAT.format(175, 125),
         f"{RAPL}/intel-rapl:0/energy_uj": "61000000\n",
@@ -137,10 +135,10 @@ def test_server_with_everything(tmp_path):
     assert reader.read() == Reading()
 
 
-JUMPED = ["energy: the RAPL counter jumped; not measured from there on"]
+JUMPED = ["energy: the RAPL counter jumped; not measured after that"]
 
 
-# Package 1 shows 1 J at each look, once a second; package 0 what stands in `raw`.
+# Package 1 always shows 1 J, read once per second; package 0 shows the values of `raw`.
 @pytest.mark.parametrize(
     ("wrap", "raw", "joules", "watts", "unsupported"),
     [
@@ -157,7 +155,7 @@ JUMPED = ["energy: the RAPL counter jumped; not measured from there on"]
         ),
     ],
 )
-def test_energy_counter(tmp_path, wrap, raw, joules, watts, unsupported):
+def test_cpu_reader_handles_energy_counter_overflow_and_jumps(tmp_path, wrap, raw, joules, watts, unsupported):
     root, times = make_server(tmp_path), iter(range(100, 200))
     make_tree(root, {f"{RAPL}/intel-rapl:0/max_energy_range_uj": wrap})
     reader = CpuReader(root, available=range(4), now=lambda: float(next(times)))
@@ -171,7 +169,7 @@ def test_energy_counter(tmp_path, wrap, raw, joules, watts, unsupported):
     reader.close()
 
 
-def test_energy_that_needs_root_is_said_so(tmp_path, monkeypatch):
+def test_cpu_reader_energy_without_root_is_unsupported(tmp_path, monkeypatch):
     root = make_server(tmp_path)
     real_open = os.open
 
@@ -180,7 +178,7 @@ def test_energy_that_needs_root_is_said_so(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied")
         return real_open(path, flags, *more)
 
-    monkeypatch.setattr("trainstone.machine.cpus.os.open", refuse_energy)  # as root here we may read anything
+    monkeypatch.setattr("trainstone.machine.cpus.os.open", refuse_energy)  # root may read anything
     reader = CpuReader(root, available=range(4))
     assert reader.meter is None
     assert reader.unsupported[0] == f"energy: {root}/{RAPL}/intel-rapl:0/energy_uj needs root"
@@ -188,16 +186,16 @@ def test_energy_that_needs_root_is_said_so(tmp_path, monkeypatch):
     reader.close()
 
 
-def test_cpu_reader_names_what_a_virtual_machine_lacks(tmp_path):
+def test_cpu_reader_lists_unsupported_values_of_virtual_machine(tmp_path):
     reader = CpuReader(make_tree(tmp_path, {"proc/stat": STAT.format(1, 1)}), available=range(4))
     assert reader.read().clock_mhz is None
     assert reader.meter is None
     assert reader.unsupported == [
-        "power: no RAPL interface here",
-        "clock: no cpufreq here",
-        "throttle: no thermal_throttle counters here",
+        "power: no RAPL interface",
+        "clock: no cpufreq",
+        "throttle: no thermal_throttle counters",
         "temp: no CPU sensor under hwmon or thermal",
-        "mem_used: no /proc/self/statm here",
+        "mem_used: no /proc/self/statm",
     ]
     reader.close()
 
@@ -207,13 +205,13 @@ def read_nvml(monkeypatch: pytest.MonkeyPatch, nvml: SimpleNamespace) -> NvmlRea
     return NvmlReader("GPU-ab")
 
 
-def test_nvidia_device(monkeypatch):
+def test_nvml_reader_reads_all_values(monkeypatch):
     nvml = make_nvml()
     reader = read_nvml(monkeypatch, nvml)
     assert (reader.meter, reader.unsupported) == ("NVML total energy counter", [])
     throttle = "sw_power_cap|hw_thermal_slowdown"
     assert reader.read() == Reading(1410.0, 1593.0, 251.5, 123456.789, 65.0, 97.0, 1 << 30, throttle)
-    for name in ("PowerUsage", "ClockInfo", "MemoryInfo", "TemperatureV", "UtilizationRates"):  # lost on the way
+    for name in ("PowerUsage", "ClockInfo", "MemoryInfo", "TemperatureV", "UtilizationRates"):  # lost later
         setattr(nvml, f"nvmlDeviceGet{name}", refuse)
     reading = reader.read()
     assert (reading.power_watts, reading.clock_mhz, reading.energy_joules) == (None, None, 123456.789)
@@ -221,7 +219,7 @@ def test_nvidia_device(monkeypatch):
     assert reader.read() == Reading()
 
 
-def test_mig_slice_answers_only_some(monkeypatch):
+def test_nvml_reader_mig_slice_lists_unsupported_values(monkeypatch):
     reader = read_nvml(monkeypatch, make_nvml(DeviceGetUtilizationRates=refuse, DeviceGetTotalEnergyConsumption=refuse))
     assert reader.meter is None
     assert reader.unsupported == ["energy: Not Supported", "util: Not Supported"]
@@ -229,7 +227,7 @@ def test_mig_slice_answers_only_some(monkeypatch):
     assert (reading.util_percent, reading.energy_joules, reading.power_watts) == (None, None, 251.5)
 
 
-def test_old_driver_is_asked_the_old_way(monkeypatch):
+def test_nvml_reader_old_driver_uses_old_queries(monkeypatch):
     nvml = make_nvml(DeviceGetTemperatureV=refuse, DeviceGetCurrentClocksThrottleReasons=lambda handle: 0)
     del nvml.nvmlDeviceGetCurrentClocksEventReasons
     reader = read_nvml(monkeypatch, nvml)
@@ -238,28 +236,28 @@ def test_old_driver_is_asked_the_old_way(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{"Init": refuse}, {"DeviceGetHandleByUUID": refuse}])
-def test_no_driver_or_no_such_device_still_makes_a_reader(monkeypatch, changes):
+def test_nvml_reader_without_driver_reads_nothing(monkeypatch, changes):
     reader = read_nvml(monkeypatch, make_nvml(**changes))
-    assert reader.unsupported == ["everything: NVML does not answer for device GPU-ab: Not Supported"]
+    assert reader.unsupported == ["all values: NVML cannot read device GPU-ab: Not Supported"]
     assert (reader.meter, reader.read()) == (None, Reading())
     reader.close()
 
 
-def test_throttle_reasons():
-    message = {
+def test_name_reasons_returns_names_of_bits():
+    names = {
         0: "none",
         0x1: "gpu_idle",
         0x108: "hw_slowdown|display_clocks",
         0x600: "0x600",
         0x204: "sw_power_cap|0x200",
     }
-    assert {bits: name_reasons(bits) for bits in message} == message
+    assert {bits: name_reasons(bits) for bits in names} == names
 
 
 def assert_nothing_measured(root: Path) -> None:
     cores = available_cores(root)
     assert (cores.quota_cores, cores.threads, cores.logical) == (None, cores.physical or 4, 4)
-    assert (memory_available_bytes(root), memory_limit_bytes(root), count_kills(root)) == (8, None, {})
+    assert (memory_available_bytes(root), memory_limit_bytes(root), count_oom_kills(root)) == (8, None, {})
     pressure = read_pressure(root, pids={100}, cpus={0}, now=lambda: 1.0)
     assert replace(pressure, governor=None) == Pressure(1.0)
     assert not {"max_mhz", "boost", "smt", "isa", "sockets", "vendor"} & read_facts(root)["cpu"].keys()
@@ -269,7 +267,7 @@ BROKEN = ["", "\n", "garbage", "-5", "-5 -5", "max", "1e9", "0 0", "\0\xff", "::
 
 
 @pytest.mark.parametrize("content", [*BROKEN, "5 (x"])
-def test_broken_files_mean_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str):
+def test_cpu_reader_damaged_files_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9, available=8))
     monkeypatch.setitem(sys.modules, "pynvml", make_nvml(Init=refuse))
     monkeypatch.setenv("TRAINSTONE_CPUS", "0,1,2,3")

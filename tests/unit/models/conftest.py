@@ -1,4 +1,4 @@
-"""Tests of networks run on one thread."""
+"""Tests of networks run with one thread."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine make these small tensors ten times slower."""
+    """On a busy machine, threads that wait for each other make these small tensors ten times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

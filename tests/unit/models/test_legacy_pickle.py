@@ -1,4 +1,4 @@
-"""Pickles of arrays: what numpy of all years writes is read, and nothing that a pickle asks for is ever done."""
+"""Tests of pickles of arrays: NumPy's pickles of all versions are read, and hostile ones are never executed."""
 
 import os
 import pickle
@@ -56,7 +56,7 @@ def refused(path: Path, content: bytes) -> str:
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_what_numpy_pickles_is_read(tmp_path: Path, kind: Callable[[Any], Any], protocol: int):
+def test_read_pickled_reads_numpy_pickles_of_every_protocol(tmp_path: Path, kind: Callable[[Any], Any], protocol: int):
     (tmp_path / "w.pickle").write_bytes(pickle.dumps(kind(ARRAYS), protocol=protocol))
     found = read_pickled(tmp_path / "w.pickle")
     assert list(found) == list(ARRAYS)
@@ -66,7 +66,7 @@ def test_what_numpy_pickles_is_read(tmp_path: Path, kind: Callable[[Any], Any], 
         assert found[name].flags.writeable
 
 
-def test_a_pickle_of_python_2_is_read(tmp_path: Path):
+def test_read_pickled_reads_python_2_pickle(tmp_path: Path):
     dtype = named("numpy", "dtype") + b"(U\x02f4K\x00K\x01tR(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     begun = named("numpy.core.multiarray", "_reconstruct") + named("numpy", "ndarray") + b"K\x00\x85U\x01b\x87R"
     data = np.array([1.5, -2.0], dtype="<f4").tobytes()
@@ -75,7 +75,7 @@ def test_a_pickle_of_python_2_is_read(tmp_path: Path):
     assert read_pickled(tmp_path / "w.pickle")["a"].tolist() == [1.5, -2.0]
 
 
-def test_plain_pickle_reads_what_is_written(tmp_path: Path):
+def test_pickle_arrays_can_be_read_by_pickle(tmp_path: Path):
     content = pickle_arrays(ARRAYS)
     assert b"_core" not in content  # numpy before 2 has no such module
     plain = pickle.loads(content)
@@ -90,11 +90,11 @@ def test_plain_pickle_reads_what_is_written(tmp_path: Path):
 
 
 def attacks(mark: Path) -> dict[str, bytes]:
-    """Pickles that would make a file, import something or change an object, each in another way."""
+    """Return pickles that would create a file, import something or change an object, each in a different way."""
     line = f"open({str(mark)!r}, 'w')"
     evil = Call(os.system, f"touch {mark}")
     contents = {
-        "alone": evil,
+        "bare": evil,
         "value": {"a": evil},
         "name": {("a", evil): ARRAYS["scalar"]},
         "in an array": {"a": np.array([evil], dtype=object)},
@@ -124,9 +124,9 @@ def attacks(mark: Path) -> dict[str, bytes]:
     }
 
 
-def test_code_never_runs_and_nothing_is_changed(tmp_path: Path):
+def test_read_pickled_rejects_code_without_executing_it(tmp_path: Path):
     mark = tmp_path / "touched"
-    pickle.loads(attacks(mark)["alone 4"])  # the attack works where it is allowed
+    pickle.loads(attacks(mark)["bare 4"])  # the attack works with plain pickle
     mark.unlink()
     for content in attacks(mark).values():
         refused(tmp_path / "w.pickle", content)
@@ -145,24 +145,24 @@ def test_code_never_runs_and_nothing_is_changed(tmp_path: Path):
         ({"a": np.ma.zeros(2)}, "numpy.ma"),
         ({"a": {"b": np.zeros(2)}, "lr": 0.1}, "2 values that are not arrays (first a)"),
         ({3: np.zeros(2)}, "int"),
-        ([np.zeros(2)], "one list"),
-        (np.zeros(2), "one Array"),
+        ([np.zeros(2)], "type list"),
+        (np.zeros(2), "type Array"),
         ({"\x1b[31m": 1}, "\\x1b[31m"),
     ],
 )
-def test_what_is_not_a_dict_of_plain_arrays_is_named(tmp_path: Path, content: Any, value: str):
+def test_read_pickled_rejects_other_content(tmp_path: Path, content: Any, value: str):
     assert value in refused(tmp_path / "w.pickle", pickle.dumps(content))
 
 
 def array(shape: bytes, data: bytes, code: str = "f4") -> bytes:
-    """The operations of an array of that shape and those bytes."""
+    """Return the pickle operations of an array of that shape and those bytes."""
     dtype = named("numpy", "dtype") + b"(" + text(code) + b"\x89\x88tR"
     begun = named("numpy.core.multiarray", "_reconstruct") + b"(" + named("numpy", "ndarray") + shape + b"C\x01btR"
     return begun + b"(K\x01" + shape + dtype + b"\x89" + data + b"tb"
 
 
 def bombs() -> dict[str, bytes]:
-    """Small pickles that claim gigabytes, or would crash the interpreter, each in another way."""
+    """Return small pickles that claim gigabytes, or would crash the interpreter, each in a different way."""
     mega = pickle.BINBYTES + struct.pack("<I", 1 << 20) + bytes(1 << 20)
     tower = b"K\x01"  # ten tuples, each of ten of the one before: 10 GB as text
     for _ in range(10):
@@ -185,7 +185,7 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("way", bombs())
-def test_a_small_file_does_not_take_large_memory(tmp_path: Path, way: str):
+def test_read_pickled_small_file_uses_little_memory(tmp_path: Path, way: str):
     content = bombs()[way]
     tracemalloc.start()
     try:
@@ -197,13 +197,13 @@ def test_a_small_file_does_not_take_large_memory(tmp_path: Path, way: str):
 
 
 @pytest.mark.parametrize("content", [b"}r\xff\xff\xff\x7f.", b"\x95" + struct.pack("<Q", 10**10) + b"}."])
-def test_large_memo_index_and_frame_cost_nothing(tmp_path: Path, content: bytes):
+def test_read_pickled_large_memo_index_and_frame_use_no_memory(tmp_path: Path, content: bytes):
     (tmp_path / "w.pickle").write_bytes(PROTO + content)
     assert read_pickled(tmp_path / "w.pickle") == {}
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
-def test_a_cut_pickle_is_refused(tmp_path: Path, protocol: int):
+def test_read_pickled_rejects_truncated_file(tmp_path: Path, protocol: int):
     content = pickle.dumps({"a": ARRAYS["conv0_weight"], "b": ARRAYS["strided"]}, protocol=protocol)
     for length in range(0, len(content), 3):
         refused(tmp_path / "w", content[:length])
@@ -211,12 +211,12 @@ def test_a_cut_pickle_is_refused(tmp_path: Path, protocol: int):
 
 @quick
 @given(protocol=st.integers(0, 5), data=st.data())
-def test_bytes_changed_at_random_give_arrays_or_a_data_error(tmp_path: Path, protocol: int, data: st.DataObject):
+def test_read_pickled_random_damage_gives_arrays_or_data_error(tmp_path: Path, protocol: int, data: st.DataObject):
     sound = pickle.dumps({"a": ARRAYS["conv0_weight"], "b": ARRAYS["big_endian"]}, protocol=protocol)
     read_damaged(tmp_path / "w.pickle", data.draw(damaged(sound)), read_pickled, place="")
 
 
-def test_damage_of_other_kinds_is_refused(tmp_path: Path):
+def test_read_pickled_rejects_invalid_files(tmp_path: Path):
     begun = named("numpy.core.multiarray", "_reconstruct") + b"(" + named("numpy", "ndarray") + numbers(0) + b"C\x01btR"
     itself: dict[str, Any] = {}
     itself["a"] = itself

@@ -1,4 +1,4 @@
-"""Losses and mixup against their definitions: matrices of targets, and loops over images and boxes in float64."""
+"""Tests of losses and mixup against their definitions: target matrices, and float64 loops over images and boxes."""
 
 import math
 
@@ -20,7 +20,7 @@ def by_targets(logits: Tensor, labels: Tensor, true: float, other: float) -> Ten
 
 @settings(deadline=None)
 @given(st.integers(2, 12), st.integers(1, 6), st.floats(0, 0.99), st.integers(0, 10**6))
-def test_smoothing_is_that_of_the_targets(classes: int, batch: int, a: float, seed: int):
+def test_cross_entropy_smoothing_equals_smoothed_targets(classes: int, batch: int, a: float, seed: int):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(batch, classes, generator=generator) * 3
     labels = torch.randint(classes, (batch,), generator=generator)
@@ -34,7 +34,7 @@ def test_smoothing_is_that_of_the_targets(classes: int, batch: int, a: float, se
 
 @pytest.mark.parametrize("over", ["all", "others"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_limits_of_cross_entropy(over: str, dtype: torch.dtype):
+def test_cross_entropy_edge_cases_and_dtypes(over: str, dtype: torch.dtype):
     logits, labels = torch.randn(3, 5), torch.tensor([0, 1, 4])
     assert torch.equal(cross_entropy(logits, labels, smoothing=0.0, over=over), F.cross_entropy(logits, labels))
     short = cross_entropy(logits.to(dtype), labels, smoothing=0.1, over=over)
@@ -50,7 +50,7 @@ def draw(batch_size: int = 64, alpha: float = 0.2, seed: int = 1, step: int = 0,
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.floats(1e-3, 10), st.integers(-(2**70), 2**70), st.integers(0, 10**9), st.integers(0, 99))
-def test_a_draw_is_a_permutation_and_a_share(batch_size: int, alpha: float, seed: int, step: int, rank: int):
+def test_draw_mix_returns_permutation_and_share(batch_size: int, alpha: float, seed: int, step: int, rank: int):
     permutation, share = draw_mix(batch_size, alpha, seed=seed, step=step, rank_number=rank)
     assert permutation.dtype == torch.int64
     assert sorted(permutation.tolist()) == list(range(batch_size))
@@ -62,20 +62,20 @@ def test_a_draw_is_a_permutation_and_a_share(batch_size: int, alpha: float, seed
 
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"step": 1}, {"rank_number": 1}, {"seed": 1 + 2**32}])
-def test_each_seed_step_and_rank_draws_anew(other: dict[str, int]):
+def test_draw_mix_differs_by_seed_step_and_rank(other: dict[str, int]):
     (permutation, share), (its_permutation, its_share) = draw(), draw(**other)
     assert not torch.equal(permutation, its_permutation)
     assert float(share) != float(its_share)
 
 
-def test_shares_follow_the_beta_distribution():
+def test_draw_mix_shares_follow_beta_distribution():
     alpha = 0.4
     shares = torch.cat([draw(2, alpha, step=step)[1] for step in range(2000)])
     assert float(shares.mean()) == pytest.approx(0.5, abs=0.04)
     assert float(shares.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.08)  # Beta(a, a)'s
 
 
-def test_images_are_mixed_by_definition_and_stay_channels_last():
+def test_mix_images_equals_definition_and_keeps_channels_last():
     images = torch.randn(6, 5, 5, 3).permute(0, 3, 1, 2)
     permutation, share = torch.tensor([3, 1, 0, 5, 2, 4]), torch.tensor([0.3])
     mixed = mix_images(images, permutation, share)
@@ -88,7 +88,7 @@ def test_images_are_mixed_by_definition_and_stay_channels_last():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.8, 1.0])
-def test_losses_are_mixed_by_definition(share: float):
+def test_mix_loss_equals_definition(share: float):
     logits = torch.randn(4, 7, requires_grad=True)
     labels, permutation = torch.tensor([0, 6, 3, 2]), torch.tensor([2, 0, 1, 3])
     loss = mix_loss(F.cross_entropy, logits, labels, permutation, torch.tensor([share]))
@@ -103,7 +103,7 @@ def test_losses_are_mixed_by_definition(share: float):
 def measure_slowly(
     scores: Tensor, offsets: Tensor, targets: Tensor, target_offsets: Tensor, negatives: float
 ) -> Tensor:
-    """The original's words, a box at a time; keeps the graph."""
+    """Compute the original's loss one box at a time; keeps the graph."""
     images = []
     for row in range(len(scores)):
         positive, background = [], []
@@ -140,7 +140,7 @@ def make_case(seed: int, batch: int, boxes: int, share: float, num_classes: int 
     negatives=st.sampled_from([0.5, 1.0, 2.5, 3.0, 100.0]),
 )
 @settings(deadline=None, max_examples=60)
-def test_loss_and_gradients_are_those_of_the_slow_way(seed, batch, boxes, share, negatives):
+def test_detection_loss_equals_slow_reference(seed, batch, boxes, share, negatives):
     scores, offsets, targets, target_offsets = make_case(seed, batch, boxes, share)
     ours = scores.clone().requires_grad_(), offsets.clone().requires_grad_()
     loss = detection_loss(*ours, targets, target_offsets, negatives=negatives)
@@ -155,7 +155,7 @@ def test_loss_and_gradients_are_those_of_the_slow_way(seed, batch, boxes, share,
         assert torch.allclose(mine.grad.double(), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_not_counted_may_be_infinite_and_nan_scores_give_a_nan_loss():
+def test_detection_loss_ignores_infinite_background_and_keeps_nan():
     scores, offsets, targets, target_offsets = make_case(5, 1, 10, 0.3)
     offsets[targets == 0] = math.inf
     offsets.requires_grad_()
@@ -167,7 +167,7 @@ def test_what_is_not_counted_may_be_infinite_and_nan_scores_give_a_nan_loss():
     assert bool(detection_loss(scores, offsets, targets, target_offsets, negatives=3).isnan())
 
 
-def test_reduced_precision_gives_an_fp32_loss():
+def test_detection_loss_reduced_precision_returns_fp32():
     scores, offsets, targets, target_offsets = make_case(7, 2, 200, 0.1)
     halved = scores.bfloat16(), offsets.bfloat16()
     loss = detection_loss(*halved, targets, target_offsets, negatives=3)
@@ -175,8 +175,8 @@ def test_reduced_precision_gives_an_fp32_loss():
     assert torch.equal(loss, detection_loss(*(half.float() for half in halved), targets, target_offsets, negatives=3))
 
 
-def test_nothing_waits_for_the_device():
-    """The meta device has no content: whatever looks at one fails there."""
+def test_detection_loss_does_not_synchronise_device():
+    """Reading a tensor's content fails on the meta device."""
     scores = torch.zeros(2, 30, 5, device="meta", requires_grad=True)
     offsets = torch.zeros(2, 30, 4, device="meta", requires_grad=True)
     targets = torch.zeros(2, 30, dtype=torch.int64, device="meta")

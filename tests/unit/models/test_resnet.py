@@ -1,4 +1,4 @@
-"""ResNet and SSD: sizes, names, initialisations, pooling and formats against numbers known from outside."""
+"""Tests of ResNet and SSD: sizes, names, initialisations, pooling and memory formats against published values."""
 
 import math
 
@@ -13,7 +13,7 @@ from trainstone.models.resnet import TRUNCATED_NORMAL_STD, average_pool, build_r
 from trainstone.models.ssd import build_ssd
 
 CONV_INITS = ("normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out")
-# As published with torchvision's weights (docs: torchvision/models.html).
+# Published with torchvision's weights (docs: torchvision/models.html).
 PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 
 
@@ -26,7 +26,7 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_parameter_counts_are_the_published_ones_and_shapes_and_constants_of_resnet50():
+def test_build_resnet_has_published_parameter_counts_and_shapes():
     assert {depth: num_parameters(build_on_meta(depth)) for depth in PARAMETERS} == PARAMETERS
     model = build_on_meta(50, num_classes=1001)
     assert num_parameters(model) == PARAMETERS[50] + 2048 + 1
@@ -40,7 +40,7 @@ def test_parameter_counts_are_the_published_ones_and_shapes_and_constants_of_res
     assert model(torch.empty(2, 3, 64, 48, device="meta")).shape == (2, 1001)
 
 
-def test_state_names_are_torchvisions():
+def test_build_resnet_state_names_equal_torchvision():
     norm_names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     expected = {"conv1.weight", "fc.weight", "fc.bias"} | {f"bn1.{name}" for name in norm_names}
     for stage, units in enumerate((3, 4, 6, 3), start=1):
@@ -54,7 +54,7 @@ def test_state_names_are_torchvisions():
 
 
 @pytest.mark.parametrize("conv_init", CONV_INITS)
-def test_convolutions_have_the_spread_of_their_initialisation(conv_init):
+def test_build_resnet_convolutions_have_initial_deviation(conv_init):
     torch.manual_seed(0)
     for module in build_resnet(18, conv_init=conv_init).modules():
         if not isinstance(module, nn.Conv2d):
@@ -74,7 +74,7 @@ def test_convolutions_have_the_spread_of_their_initialisation(conv_init):
         ("torch_default", 1 / math.sqrt(3 * 512)),  # uniform within 1 / sqrt(fan_in)
     ],
 )
-def test_classifier_has_the_spread_of_its_initialisation(fc_init, std):
+def test_build_resnet_classifier_has_initial_deviation(fc_init, std):
     torch.manual_seed(0)
     fc = build_resnet(18, fc_init=fc_init).fc
     assert fc.weight.std().item() == pytest.approx(std, rel=0.005)
@@ -84,7 +84,7 @@ def test_classifier_has_the_spread_of_its_initialisation(fc_init, std):
 
 
 @pytest.mark.parametrize(("depth", "last", "zero"), [(18, "bn2", True), (50, "bn3", True), (18, "none", False)])
-def test_zero_gamma_zeroes_the_last_norm_of_each_block_and_no_other(depth, last, zero):
+def test_build_resnet_zero_gamma_zeroes_last_norm_of_each_block(depth, last, zero):
     model = build_resnet(depth, zero_gamma=zero)
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -93,7 +93,7 @@ def test_zero_gamma_zeroes_the_last_norm_of_each_block_and_no_other(depth, last,
             assert not module.bias.any()
 
 
-def test_building_on_meta_draws_no_random_numbers():
+def test_build_resnet_on_meta_draws_no_random_numbers():
     before = torch.get_rng_state()
     model = build_on_meta(152, conv_init="truncated_fan_in", fc_init="truncated_fan_out", zero_gamma=True)
     assert torch.equal(before, torch.get_rng_state())
@@ -110,13 +110,13 @@ def pool_same_by_padding(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 9), (8, 9), (7, 10), (2, 3), (112, 112)])
-def test_same_pooling_equals_explicit_padding(height, width):
+def test_max_pool_same_equals_explicit_padding(height, width):
     x = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0)) - 5
     assert torch.equal(max_pool(x, "same"), pool_same_by_padding(x))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_average_pool_equals_the_mean_and_keeps_the_format_of_the_gradient(memory_format):
+def test_average_pool_equals_mean_and_keeps_gradient_format(memory_format):
     x = torch.randn(2, 5, 3, 4).to(memory_format=memory_format).requires_grad_()
     pooled = average_pool(x)
     assert torch.allclose(pooled, F.adaptive_avg_pool2d(x, 1).flatten(1), atol=1e-6)
@@ -125,7 +125,7 @@ def test_average_pool_equals_the_mean_and_keeps_the_format_of_the_gradient(memor
 
 
 @pytest.mark.parametrize(("depth", "pool_padding"), [(18, "symmetric"), (50, "same")])
-def test_channels_last_is_kept_forward_and_backward_without_a_copy(depth, pool_padding):
+def test_resnet_keeps_channels_last_without_copies(depth, pool_padding):
     model = build_resnet(depth, num_classes=10, pool_padding=pool_padding).to(memory_format=torch.channels_last)
     seen = {"forward": 0, "backward": 0}
 
@@ -149,9 +149,9 @@ def test_channels_last_is_kept_forward_and_backward_without_a_copy(depth, pool_p
     assert copies.isdisjoint(op.name for op in work.ops)
 
 
-# ResNet-34 as published, without its classifier (512 x 1000 + 1000) and its fourth stage.
+# Published ResNet-34 without its classifier (512 x 1000 + 1000) and its fourth stage.
 TRUNK = 21_797_672 - 513_000 - (256 * 512 * 9 + 5 * 512 * 512 * 9 + 256 * 512 + 7 * 2 * 512)
-# 1x1 and 3x3 of each further layer, with biases.
+# 1x1 and 3x3 of each extra layer, with biases.
 EXTRAS = (
     (256 * 256 + 256) + (9 * 256 * 512 + 512),
     (512 * 256 + 256) + (9 * 256 * 512 + 512),
@@ -168,7 +168,7 @@ def build_ssd_on_meta(depth: int = 34, **options) -> nn.Module:
         return build_ssd(depth, **{"num_classes": 80, "image_size": 300} | options)
 
 
-def test_parts_have_the_parameters_worked_out_by_hand_and_maps_the_shapes_of_the_original():
+def test_build_ssd_has_original_parameters_and_map_shapes():
     model = build_ssd_on_meta()
     assert num_parameters(model.backbone) == TRUNK == 8_170_304
     assert tuple(map(num_parameters, model.extras)) == EXTRAS
@@ -190,7 +190,7 @@ def test_parts_have_the_parameters_worked_out_by_hand_and_maps_the_shapes_of_the
 
 
 @pytest.mark.parametrize("image_size", [64, 91, 96, 112, 128, 160, 300, 321, 512])
-def test_every_size_has_as_many_outputs_as_default_boxes(image_size):
+def test_ssd_outputs_match_number_of_default_boxes(image_size):
     model = build_ssd_on_meta(18, num_classes=3, image_size=image_size, width=16)
     scores, offsets = model(torch.empty(1, 3, image_size, image_size, device="meta"))
     number = len(default_boxes(image_size))
@@ -198,18 +198,18 @@ def test_every_size_has_as_many_outputs_as_default_boxes(image_size):
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_scores_and_offsets_come_in_the_order_of_the_default_boxes(memory_format):
-    """The heads' outputs are replaced by what tells row, column and channel."""
+def test_ssd_outputs_are_in_order_of_default_boxes(memory_format):
+    """The heads' outputs are replaced by numbers that encode row, column and channel."""
     model = build_ssd(18, num_classes=2, image_size=64, width=16)
     cells, boxes = (8, 4, 2, 1), (4, 6, 4, 4)
 
-    def say_place(level: int) -> torch.Tensor:
+    def encode_position(level: int) -> torch.Tensor:
         size, channels = cells[level], boxes[level] * 7
         row, column = torch.arange(size).view(-1, 1) * 1e3, torch.arange(size).view(1, -1) * 1e4
         return (level * 1e5 + column + row + torch.arange(channels).view(1, -1, 1, 1)).to(memory_format=memory_format)
 
     for level, head in enumerate(model.heads):
-        head.register_forward_hook(lambda _, inputs, output, level=level: say_place(level))
+        head.register_forward_hook(lambda _, inputs, output, level=level: encode_position(level))
     scores, offsets = model(torch.zeros(1, 3, 64, 64))
     expected_scores, expected_offsets = [], []
     for level, (size, number) in enumerate(zip(cells, boxes, strict=True)):
@@ -223,7 +223,7 @@ def test_scores_and_offsets_come_in_the_order_of_the_default_boxes(memory_format
     assert offsets[0].tolist() == expected_offsets
 
 
-def test_weights_are_drawn_as_the_originals():
+def test_build_ssd_initial_weights_equal_original():
     torch.manual_seed(0)
     model = build_ssd(18, num_classes=80, image_size=300)
     extras = [layer for extra in model.extras for layer in extra if isinstance(layer, nn.Conv2d)]
@@ -241,7 +241,7 @@ def test_weights_are_drawn_as_the_originals():
     assert stem.std().item() == pytest.approx(math.sqrt(2 / (64 * 49)), rel=0.03)
 
 
-def test_norms_stay_in_fp32_under_reduced_precision():
+def test_ssd_norms_stay_fp32_under_autocast():
     model = build_ssd(18, num_classes=3, image_size=64, width=16).to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
         scores, offsets = model(torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last))

@@ -1,5 +1,4 @@
-"""Weights files: every kind is read, converted and loaded; what does not fit is named and changes nothing. And names:
-MXNet's of our tensors, both ways, and those that MLPerf's checker of 2022 lists."""
+"""Tests of weights files: reading, converting and loading every format, mismatches, and MXNet's tensor names."""
 
 import errno
 import itertools
@@ -45,7 +44,7 @@ COUNTER = "num_batches_tracked"
 
 
 def make_state(depth: int = 34, **options: Any) -> dict[str, Tensor]:
-    """Weights of a network that has seen images: statistics and counters are not the first ones."""
+    """Return the weights of a network after one batch: statistics and counters differ from the initial ones."""
     torch.manual_seed(0)
     model = build_resnet(depth, num_classes=5, **{"width": 16, **options})
     model(torch.rand(2, 3, 33, 33))
@@ -87,12 +86,12 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
         {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in SMALL.items()},
     ],
 )
-def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: Any, zipped: bool):
+def test_read_weights_unwraps_common_dicts(tmp_path: Path, content: Any, zipped: bool):
     torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
     assert same(read_weights(tmp_path / "w.pth"), SMALL)
 
 
-def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):
+def test_read_weights_checkpoint_prefers_ema(tmp_path: Path):
     path = tmp_path / "step-00000001.safetensors"
     others = {"optimizer.0": torch.zeros(3)} | prefixed("model.", SMALL)
     write_checkpoint_file(path, others, {})
@@ -104,12 +103,12 @@ def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):
     assert same(read_weights(path), average)
 
 
-def test_a_damaged_or_newer_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_read_weights_rejects_damaged_or_newer_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "step-00000001.safetensors"
     write_checkpoint_file(path, prefixed("model.", SMALL), {})
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"\x99")
-    with pytest.raises(DataError, match="checksum differ"):
+    with pytest.raises(DataError, match="does not match its checksum"):
         read_weights(path)
     with monkeypatch.context() as patch:
         patch.setattr("trainstone.models.weights.FORMAT", FORMAT + 1)
@@ -121,7 +120,7 @@ def test_a_damaged_or_newer_checkpoint_is_refused(tmp_path: Path, monkeypatch: p
         read_weights(path)
 
 
-def test_code_in_a_pickle_never_runs(tmp_path: Path):
+def test_read_weights_never_executes_pickled_code(tmp_path: Path):
     path, mark = tmp_path / "w.pth", tmp_path / "touched"
     command = f"touch {mark}"
     evil = Call(os.system, command)
@@ -148,27 +147,27 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (torch.nn.Linear(2, 2), r"asks for torch\.nn\.modules\.linear\.Linear"),
-        ({"state_dict": SMALL, "best": np.float64(1)}, r"asks for numpy\S+scalar"),
-        ([torch.zeros(1)], "one list"),
-        (torch.zeros(1), "one Tensor"),
+        (torch.nn.Linear(2, 2), r"requests torch\.nn\.modules\.linear\.Linear"),
+        ({"state_dict": SMALL, "best": np.float64(1)}, r"requests numpy\S+scalar"),
+        ([torch.zeros(1)], "type list"),
+        (torch.zeros(1), "type Tensor"),
         ({"net": SMALL, "epoch": 3}, r"2 other \(net, epoch\)"),
         ({3: torch.zeros(1)}, r"1 other \(3\)"),
         ({"a": torch.eye(2).to_sparse()}, r"1 other \(a\)"),
         ({"a": torch.zeros(2, device="meta")}, r"1 other \(a\)"),
         ({}, "holds no tensors"),
-        # One number that looks like many.
+        # One stored number, expanded.
         ({"conv1.weight": torch.zeros(1).expand(10**9)}, r"more than plain tensors by name: 1 other \(conv1\.weight\)"),
     ],
 )
-def test_what_is_more_or_less_than_tensors_by_name_is_refused(tmp_path: Path, content: Any, words: str):
+def test_read_weights_rejects_other_content(tmp_path: Path, content: Any, words: str):
     torch.save(content, tmp_path / "w.pth")
     assert (tmp_path / "w.pth").stat().st_size < 10_000
     with pytest.raises(DataError, match=words):
         read_weights(tmp_path / "w.pth")
 
 
-def test_a_file_that_would_swell_is_refused(tmp_path: Path):
+def test_read_weights_rejects_compressed_file(tmp_path: Path):
     torch.save({"a": torch.zeros(100_000)}, tmp_path / "w.pth")
     with zipfile.ZipFile(tmp_path / "w.pth") as plain, zipfile.ZipFile(tmp_path / "z.pth", "w", 8) as small:
         for name in plain.namelist():
@@ -184,7 +183,7 @@ def test_a_file_that_would_swell_is_refused(tmp_path: Path):
         *(b"PK\x03\x04" + bytes(50), b"\x80", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 99_999_999) + b"{}"),
     ],
 )
-def test_foreign_files_are_refused(tmp_path: Path, data: bytes):
+def test_read_weights_rejects_unknown_formats(tmp_path: Path, data: bytes):
     (tmp_path / "w.pth").write_bytes(data)
     with pytest.raises(DataError) as caught:
         read_weights(tmp_path / "w.pth")
@@ -192,7 +191,7 @@ def test_foreign_files_are_refused(tmp_path: Path, data: bytes):
     assert caught.value.message.isprintable()
 
 
-def test_what_is_not_a_file_is_refused(tmp_path: Path):
+def test_read_weights_rejects_folder_and_pipe(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", ".", "pipe"):
         with pytest.raises(DataError, match=str(tmp_path)):
@@ -208,24 +207,24 @@ def write_form(path: Path, form: str) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
-def test_a_cut_file_is_refused(tmp_path: Path, form: str):
+def test_read_weights_rejects_truncated_file(tmp_path: Path, form: str):
     path = tmp_path / "w"
     data = write_form(path, form)
     for length in [*range(1, len(data), 29), len(data) - 1]:
         path.write_bytes(data[:length])
-        with pytest.raises(DataError, match="w "):
+        with pytest.raises(DataError, match=r"/w\b"):
             read_weights(path)
 
 
 @quick
 @given(form=st.sampled_from(["zip", "legacy", "safetensors"]), data=st.data())
-def test_bytes_changed_at_random_give_tensors_or_a_data_error(tmp_path: Path, form: str, data: st.DataObject):
+def test_read_weights_random_damage_gives_tensors_or_data_error(tmp_path: Path, form: str, data: st.DataObject):
     path = tmp_path / "w.pth"
     read_damaged(path, data.draw(damaged(write_form(path, form))), read_weights, place="")
 
 
 def into(model: nn.Module, load: Callable[[nn.Module, Path], None] = load_pretrained) -> Callable[[Path], None]:
-    """Return what loads a file into the model, which no error may change."""
+    """Return a function that loads a file into the model and checks that an error changes nothing."""
 
     def read(path: Path) -> None:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -247,11 +246,11 @@ def convert(path: Path) -> None:
     convert_weights(path, path.with_name("b.safetensors"))
 
 
-def leave_out(*starts: str) -> dict[str, None]:
+def remove_names(*starts: str) -> dict[str, None]:
     return {name: None for name in make_state() if name.startswith(starts)}
 
 
-OF_34 = "the file is of ResNet-34: --set model.depth=34 --set model.width=16"
+OF_34 = "the file has ResNet-34: --set model.depth=34 --set model.width=16"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ OF_34 = "the file is of ResNet-34: --set model.depth=34 --set model.width=16"
         (into(make_backbone(width=32)), {}, r"conv1\.weight \(16, 3, 7, 7\) for \(32, 3, 7, 7\)", OF_34),
         (into(make_backbone(norm="group")), {}, r"unknown \(bn1\.running_mean", OF_34),
         (convert, {"layer2.3.conv2.weight": None}, r"does not fit ResNet-34: 1 missing \(layer2\.3\.conv2\.w", None),
-        (convert, leave_out("layer4."), r"does not fit ResNet-34: 35 missing \(layer4\.0", None),
+        (convert, remove_names("layer4."), r"does not fit ResNet-34: 35 missing \(layer4\.0", None),
         (convert, {"layer2.4.conv1.weight": torch.zeros(1)}, r"1 unknown \(layer2\.4\.conv1\.weight\)", None),
         (convert, {"layer1.0.conv1.weight": torch.zeros(16, 3, 3, 16)}, r"\(16, 3, 3, 16\) for \(16, 16, 3", None),
         (convert, {"conv1.weight": torch.zeros(0, 3, 7, 7)}, "of another shape", None),
@@ -279,10 +278,15 @@ OF_34 = "the file is of ResNet-34: --set model.depth=34 --set model.width=16"
         (convert, {"fc.weight": torch.tensor(1.0)}, "of another shape", None),
         (convert, {"fc.weight": torch.zeros(0, 128)}, r"fc\.weight \(0, 128\) for \(1000, 128\)", None),
         (convert, {"bn1.bias": torch.zeros(16, dtype=torch.int32)}, r"bn1\.bias torch\.int32", None),
-        (convert, {"bn1.bias": torch.full((16,), torch.nan)}, r"not of finite numbers, first bn1\.bias", None),
+        (
+            convert,
+            {"bn1.bias": torch.full((16,), torch.nan)},
+            r"has NaN or infinity in 1 tensor, first bn1\.bias",
+            None,
+        ),
     ],
 )
-def test_misfits_are_named_and_nothing_changes(
+def test_load_weights_mismatch_raises_and_changes_nothing(
     tmp_path: Path, read: Callable[[Path], None], change: Mapping[str, Tensor | None], words: str, hint: str | None
 ):
     state = make_state() | change
@@ -295,7 +299,7 @@ def test_misfits_are_named_and_nothing_changes(
     assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
 
 
-def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
+def test_load_weights_missing_counters_are_allowed_and_dtype_follows_model():
     weights = {name: tensor.half() for name, tensor in without_counters(make_state(18)).items()}
     model = build_resnet(18, num_classes=5, width=16)
     load_weights(model, weights, "w.pth")
@@ -304,7 +308,7 @@ def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
     assert torch.equal(model.fc.weight, weights["fc.weight"].float())
 
 
-def test_weights_are_written_for_other_tools(tmp_path: Path):
+def test_write_weights_can_be_read_by_safetensors(tmp_path: Path):
     model = build_resnet(18, num_classes=3).to(memory_format=torch.channels_last)
     write_weights(tmp_path / "new" / "w.safetensors", model.state_dict(), {"recipe": "demo"})
     assert same(load_file(tmp_path / "new" / "w.safetensors"), model.state_dict())
@@ -314,7 +318,7 @@ def test_weights_are_written_for_other_tools(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["pth", "legacy", "safetensors", "pickle", "exported", "checkpoint"])
-def test_any_kind_of_file_is_pretrained_weights_and_a_whole_network_needs_all_tensors(tmp_path: Path, kind: str):
+def test_load_pretrained_reads_every_format(tmp_path: Path, kind: str):
     state = make_state()
     path = tmp_path / "w.pth"
     torch.save(state, path, _use_new_zipfile_serialization=kind != "legacy")
@@ -341,7 +345,7 @@ def test_any_kind_of_file_is_pretrained_weights_and_a_whole_network_needs_all_te
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(KINDS, KINDS)))
-def test_any_kind_becomes_any_other_and_comes_back(tmp_path: Path, first: str, second: str):
+def test_convert_weights_round_trip_between_formats(tmp_path: Path, first: str, second: str):
     state = make_state(34 if first == second else 18)
     torch.save(state, tmp_path / "source.pth")
     convert_weights(tmp_path / "source.pth", tmp_path / f"a.{first}")
@@ -356,7 +360,7 @@ def test_any_kind_becomes_any_other_and_comes_back(tmp_path: Path, first: str, s
     assert all(tensor.equal(torch.tensor(0)) for name, tensor in found.items() if name.endswith(COUNTER))
 
 
-def test_the_pickle_is_what_the_original_reads(tmp_path: Path):
+def test_convert_weights_pickle_has_original_content(tmp_path: Path):
     state = make_state()
     torch.save(without_counters(state), tmp_path / "a.pth", _use_new_zipfile_serialization=False)
     made = convert_weights(tmp_path / "a.pth", tmp_path / "a.pickle")
@@ -376,7 +380,7 @@ def test_the_pickle_is_what_the_original_reads(tmp_path: Path):
     assert set(made.left_out) == left
 
 
-def test_a_pickle_with_the_original_prefix_and_its_heads_is_read(tmp_path: Path):
+def test_convert_weights_reads_pickle_with_original_prefix(tmp_path: Path):
     state = make_state()
     torch.save(state, tmp_path / "a.pth")
     convert_weights(tmp_path / "a.pth", tmp_path / "a.pickle")
@@ -392,13 +396,15 @@ def test_a_pickle_with_the_original_prefix_and_its_heads_is_read(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "network", "refusal"),
     [
-        ({"depth": 50}, "ResNet-50", "ResNet-50; MLPerf SSD's names are for ResNet-18 and -34"),
-        ({"norm": "group"}, "ResNet-18 with group norm", "group norm; MLPerf SSD's names are for .* with batch norm"),
+        ({"depth": 50}, "ResNet-50", "ResNet-50; MLPerf SSD's names exist for ResNet-18 and -34"),
+        ({"norm": "group"}, "ResNet-18 with group norm", "group norm; MLPerf SSD's names exist for .* with batch norm"),
         ({"stem": "small"}, "ResNet-18", ""),
         ({"width": 24}, "ResNet-18", ""),
     ],
 )
-def test_other_forms_of_our_network_are_known(tmp_path: Path, options: dict[str, Any], network: str, refusal: str):
+def test_convert_weights_recognises_network_variants(
+    tmp_path: Path, options: dict[str, Any], network: str, refusal: str
+):
     state = make_state(**{"depth": 18, **options})
     torch.save(state, tmp_path / "a.pth")
     made = convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
@@ -418,7 +424,7 @@ def test_other_forms_of_our_network_are_known(tmp_path: Path, options: dict[str,
         {"\x1b[31m": torch.zeros(1)},
     ],
 )
-def test_names_of_no_known_network_are_refused(tmp_path: Path, state: dict[str, Tensor]):
+def test_convert_weights_rejects_unknown_network(tmp_path: Path, state: dict[str, Tensor]):
     torch.save(state, tmp_path / "a.pth")
     with pytest.raises(DataError, match="its tensors are called ") as caught:
         convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
@@ -426,7 +432,7 @@ def test_names_of_no_known_network_are_refused(tmp_path: Path, state: dict[str, 
     assert caught.value.message.isprintable()
 
 
-def test_nothing_is_written_over(tmp_path: Path):
+def test_convert_weights_never_overwrites(tmp_path: Path):
     torch.save(make_state(18), tmp_path / "a.pth")
     (tmp_path / "b.pickle").write_text("mine")
     (tmp_path / "link.pth").symlink_to("nowhere")
@@ -434,12 +440,11 @@ def test_nothing_is_written_over(tmp_path: Path):
         with pytest.raises(ConfigError, match="exists"):
             convert_weights(tmp_path / "a.pth", tmp_path / target)
     assert (tmp_path / "b.pickle").read_text() == "mine"
-    with pytest.raises(ConfigError, match="npz") as caught:
+    with pytest.raises(ConfigError, match=r"b\.npz; allowed are \.pth, \.pt, \.safetensors, \.pickle, \.pkl"):
         convert_weights(tmp_path / "a.pth", tmp_path / "b.npz")
-    assert ".pth, .pt, .safetensors, .pickle, .pkl" in str(caught.value.hint)
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_convert_weights_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch.save(make_state(18), tmp_path / "a.pth")
 
     def fail(*_: Any) -> None:
@@ -452,7 +457,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
 
 
-# By hand from the rule: number = 2 block + (0, 1; 2: shortcut), and one more after the first block of stages 2 and 3.
+# Computed from the rule: number = 2 block + (0, 1; 2: shortcut), and one more after the first block of stages 2 and 3.
 TABLE = {
     "conv1.weight": "conv0_weight",
     "bn1.bias": "batchnorm0_beta",
@@ -467,7 +472,7 @@ TABLE = {
 }
 
 
-def test_ten_names_by_hand_and_only_a_whole_file_is_renamed():
+def test_name_in_gluon_matches_table():
     assert {ours: name_in_gluon(ours) for ours in TABLE} == TABLE
     for rename in (str, lambda name: PREFIX + name.replace("running", "moving")):
         assert rename_from_gluon({rename(theirs): ours for ours, theirs in TABLE.items()}) == {n: n for n in TABLE}
@@ -480,7 +485,7 @@ def test_ten_names_by_hand_and_only_a_whole_file_is_renamed():
 
 
 @pytest.mark.parametrize("depth", [18, 34])
-def test_every_name_goes_there_and_back(depth: int):
+def test_rename_from_gluon_inverts_name_in_gluon(depth: int):
     ours = list(build_resnet(depth, width=16).state_dict())
     kept = {other: name for name in ours if (other := name_in_gluon(name)) is not None}
     ends = {name for name in ours if name.startswith(ENDS) or name.endswith(COUNTER)}
@@ -489,7 +494,7 @@ def test_every_name_goes_there_and_back(depth: int):
     assert depth == 18 or len(kept) == 145
 
 
-def test_resnet50_has_the_161_names_that_the_rules_list_one_of_each_kind_by_hand():
+def test_name_in_mxnet_gives_names_of_rules():
     rules = Path(mlperf_logging.__file__).parent / "compliance_checker/training_2.0.0/closed_resnet.yaml"
     listed = re.findall(r'^ +"([a-z0-9_]+)",?$', rules.read_text(), re.MULTILINE)
     ours = [name_in_mxnet(name) for name, _ in build_resnet(50).named_parameters()]

@@ -1,4 +1,4 @@
-"""Old command lines: each original's own is the shipped recipe or system; flags change keys; mistakes are named."""
+"""Tests of translating the originals' command lines: shipped recipes and systems, single flags, errors, parsing."""
 
 import fnmatch
 import shlex
@@ -22,19 +22,19 @@ from support.builders.command_lines import (
     WMLCE_JOB,
     mlperf_words,
     parse_command,
-    parse_message,
+    parse_printed_commands,
     ssd_config,
     ssd_program,
 )
-from support.builders.hostile_text import EVIL, hidden
+from support.builders.hostile_text import HOSTILE, hidden
 from trainstone.config.load import flatten, list_keys, load_config
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.originals.command_line.reader import PROGRAM, Geometry, read_launcher, read_line, read_table
-from trainstone.originals.command_line.translate import ORIGINALS, Translation, read_key, translate, write_file
+from trainstone.originals.command_line.translate import ORIGINALS, Translation, format_recipe_file, read_key, translate
 
 DDLRUN = "ddlrun -H host1,host2,host3,host4 python /opt/tensorflow-benchmarks/resnet50/main.py"
-HINT = "no shell is started: give its value, or the script's name"
+HINT = "no shell is started: write the value itself, or give the script's name"
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +43,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tell(original: str, line: str | list[str]) -> Translation:
-    message = translate(original, shlex.split(line) if isinstance(line, str) else line)
-    parse_message(message)
-    return message
+def translate_line(original: str, line: str | list[str]) -> Translation:
+    translation = translate(original, shlex.split(line) if isinstance(line, str) else line)
+    parse_printed_commands(translation)
+    return translation
 
 
-def has(message: Translation, *parts: str) -> bool:
-    return any(all(part in note for part in parts) for note in message.notes)
+def has(translation: Translation, *parts: str) -> bool:
+    return any(all(part in note for part in parts) for note in translation.notes)
 
 
 def files(root: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def files(root: str) -> dict[str, str]:
 
 
 def write_mlperf(system: str) -> str:
-    """Write a configuration and what it sources, as the original has them; return its text."""
+    """Write the original's configuration files; return the text of config_MINE.sh."""
     first, *more = mlperf_words(system)
     Path("config_common.sh").write_text(f"export {first}\n")
     head = "source $(dirname ${BASH_SOURCE[0]})/config_common.sh\n## DL params\n"
@@ -90,18 +90,20 @@ def write_mlperf(system: str) -> str:
         ),
     ],
 )
-def test_original_line_is_the_shipped_recipe(original: str, words: list[str], recipe: str, system: str, flags: dict):
-    assert tell(original, words).config == load_config(recipe, system=system, flags=flags)
+def test_translate_original_line_equals_shipped_recipe(
+    original: str, words: list[str], recipe: str, system: str, flags: dict
+):
+    assert translate_line(original, words).config == load_config(recipe, system=system, flags=flags)
 
 
 @pytest.mark.parametrize("system", MLPERF_SYSTEMS)
-def test_file_of_mlperf_is_its_system_by_text_name_and_source(system: str):
+def test_translate_mlperf_config_file_equals_shipped_system(system: str):
     text = write_mlperf(system)
     for words in ([text], ["config_MINE.sh"], ["source", "config_MINE.sh"]):
-        assert tell("mlperf-resnet50", words).config == load_config("resnet50-mlperf", system=system)
+        assert translate_line("mlperf-resnet50", words).config == load_config("resnet50-mlperf", system=system)
 
 
-def test_what_is_set_before_the_program_of_mlperf_is_read():
+def test_translate_mlperf_variables_before_program_are_read():
     write_mlperf("a30-1x2")
     for words in (
         ["source config_MINE.sh; mpirun --np 2 ./run_and_time.sh"],
@@ -109,23 +111,27 @@ def test_what_is_set_before_the_program_of_mlperf_is_read():
         ["source", "config_MINE.sh", "&&", "mpirun", "--np", "2", "./run_and_time.sh"],
         [*mlperf_words("a30-1x2")[:-2], *["mpirun", "--bind-to", "none", "--np", "2", "./run_and_time.sh"]],
     ):
-        assert tell("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
+        assert translate_line("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
 
 
 @pytest.mark.parametrize("system", SSD_SYSTEMS)
 @pytest.mark.parametrize("form", ["./{}", "SYSTEM", "SYSTEM run_and_time.sh", "source {}; ./run_and_time.sh"])
-@pytest.mark.parametrize("there", [False, True])
-def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str, there: bool):
+@pytest.mark.parametrize("exists", [False, True])
+def test_translate_ssd_config_file_equals_system_with_or_without_file(system: str, form: str, exists: bool):
     name = SSD_SYSTEMS[system][0]
     file = f"config_{name}.sh"
-    if there:
+    if exists:
         Path(file).write_text(f"{ssd_config(system)}\nexport WALLTIME_MINUTES=30\n")
     line = form.format(file).replace("SYSTEM", f"SYSTEM={name}")
-    message = tell("mlperf-ssd", [line] if ";" in line else line)
-    assert message.config == load_config("ssd300-mlperf", system=system)
-    assert has(message, "WALLTIME=") if there else has(message, f"{file}: the original's own")
-    if system == "2xc4140" and there:
-        assert has(message, "NNODES=1")
+    translation = translate_line("mlperf-ssd", [line] if ";" in line else line)
+    assert translation.config == load_config("ssd300-mlperf", system=system)
+    assert (
+        has(translation, "WALLTIME=")
+        if exists
+        else has(translation, f"{file}: no such file; the original's published script")
+    )
+    if system == "2xc4140" and exists:
+        assert has(translation, "NNODES=1")
 
 
 @pytest.mark.parametrize(
@@ -142,21 +148,23 @@ def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str
         ),
     ],
 )
-def test_script_is_read_where_it_is(original: str, name: str, text: str, keys: dict[str, Any]):
+def test_translate_existing_script_is_read(original: str, name: str, text: str, keys: dict[str, Any]):
     file = next(word for word in name.split() if word.endswith(".sh"))
     Path(file).write_text(text)
-    message = tell(original, name)
-    assert {key: read_key(message.config, key) for key in keys} == keys
-    assert has(message, "read as text, not executed")
+    translation = translate_line(original, name)
+    assert {key: read_key(translation.config, key) for key in keys} == keys
+    assert has(translation, "read as text, not executed")
 
 
 # Single flags and variables: a table flag without a special rule sets its key, so only the special ones are listed
 
 
 def changed(original: str, base: str, flags: str) -> dict[str, Any]:
-    """What flags change of what a line without them is."""
-    before, after = (dict(flatten(tell(original, f"{base} {more}").config.model_dump())) for more in ("", flags))
-    # What is requested is not adapted.
+    """Return the keys that differ between the lines with and without the flags."""
+    before, after = (
+        dict(flatten(translate_line(original, f"{base} {more}").config.model_dump())) for more in ("", flags)
+    )
+    # train.adapt differs, too: requested values are not adapted.
     return {key: value for key, value in after.items() if value != before.get(key) and key != "train.adapt"}
 
 
@@ -228,7 +236,7 @@ SINGLE = {
 @pytest.mark.parametrize(
     ("original", "flags", "keys"), [(original, *row) for original, rows in SINGLE.items() for row in rows]
 )
-def test_flags_change_their_keys(original: str, flags: str, keys: dict[str, Any]):
+def test_translate_flag_changes_its_key(original: str, flags: str, keys: dict[str, Any]):
     assert changed(original, BASES[original], flags) == keys
 
 
@@ -289,9 +297,9 @@ def test_flags_change_their_keys(original: str, flags: str, keys: dict[str, Any]
         ("mlperf-ssd", "SYSTEM=2xC4140 PRETRAINED_DIR=/p DATADIR=/d sbatch -N 2 -n 8 run.slurm", {"system": "2xc4140"}),
     ],
 )
-def test_keys_of_a_line(original: str, line: str | list[str], keys: dict[str, Any]):
-    message = tell(original, line)
-    assert {key: read_key(message.config, key) for key in keys} == keys
+def test_translate_line_sets_keys(original: str, line: str | list[str], keys: dict[str, Any]):
+    translation = translate_line(original, line)
+    assert {key: read_key(translation.config, key) for key in keys} == keys
 
 
 # Commands
@@ -323,8 +331,8 @@ def test_keys_of_a_line(original: str, line: str | list[str], keys: dict[str, An
         ("wmlce", "--data_dir=/x --results_dir '&& rm'", "trainstone train * --out '&& rm'"),
     ],
 )
-def test_command_of_a_line(original: str, line: str, command: str):
-    assert fnmatch.fnmatchcase(tell(original, line).command, command)
+def test_translate_line_gives_command(original: str, line: str, command: str):
+    assert fnmatch.fnmatchcase(translate_line(original, line).command, command)
 
 
 @pytest.mark.parametrize(
@@ -348,29 +356,29 @@ def test_command_of_a_line(original: str, line: str, command: str):
         ("mll-status '$(date)'", "mlperf summary '$(date)'"),
     ],
 )
-def test_ssd_scripts_that_train_nothing(line: str, command: str):
-    message = tell("mlperf-ssd", line)
-    assert fnmatch.fnmatchcase(message.command, f"trainstone {command}")
-    assert message.config is None
-    assert all(part.startswith("#") for part in write_file(message).splitlines())
+def test_translate_ssd_data_scripts_give_command_without_recipe(line: str, command: str):
+    translation = translate_line("mlperf-ssd", line)
+    assert fnmatch.fnmatchcase(translation.command, f"trainstone {command}")
+    assert translation.config is None
+    assert all(part.startswith("#") for part in format_recipe_file(translation).splitlines())
 
 
-def test_several_runs_on_several_devices_are_a_loop():
-    message = tell("mlperf-resnet50", [*mlperf_words("dgxa100-8x8"), "NEXP=5", "LOGDIR=my log", "SEED=3"])
+def test_translate_runs_on_several_devices_gives_shell_loop():
+    translation = translate_line("mlperf-resnet50", [*mlperf_words("dgxa100-8x8"), "NEXP=5", "LOGDIR=my log", "SEED=3"])
     launch = "trainstone launch slurm --nodes 8 --ranks-per-node 8 -- train FILE.toml --out 'my log'"
-    assert has(message, f"for seed in $(seq 3 7); do {launch} --seed $seed; done")
-    assert "--runs" not in message.command + message.file_command
+    assert has(translation, f"for seed in $(seq 3 7); do {launch} --seed $seed; done")
+    assert "--runs" not in translation.command + translation.file_command
 
 
-def test_evaluation_has_a_command_for_weights_of_other_tools():
+def test_translate_evaluation_has_command_for_other_weights():
     for line, command, with_file in (
         ("--mode=evaluate --batch_size 64", " --data /d --set eval.batch_size=64", ""),
         ("--mode=predict --to_predict a.jpg", " --predict a.jpg", " --predict a.jpg"),
         ("--mode=inference_benchmark", " --data /d --bench", " --data /d --bench"),
     ):
-        message = tell("wmlce", f"{line} --data_dir /d --precision fp16")
-        assert message.command == f"trainstone eval CHECKPOINT{command}"
-        assert message.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
+        translation = translate_line("wmlce", f"{line} --data_dir /d --precision fp16")
+        assert translation.command == f"trainstone eval CHECKPOINT{command}"
+        assert translation.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
 
 
 # Notes and mistakes
@@ -380,16 +388,20 @@ def test_evaluation_has_a_command_for_weights_of_other_tools():
     ("original", "line", "note"),
     [
         ("wmlce", "", "--batch_size is not given"),
-        ("wmlce", "'--data_dir=$DATA/x'", "--data_dir $DATA/x: give --data DIR"),
+        ("wmlce", "'--data_dir=$DATA/x'", "--data_dir $DATA/x: add --data DIR"),
         ("wmlce", "'mpirun -n $N python main.py'", f"mpirun -n $N python: {HINT}"),
         ("wmlce", DDLRUN, "trainstone launch slurm --nodes 4 --ranks-per-node 4 -- train FILE.toml"),
-        ("wmlce", "mpirun -n 4 main.py --mode=training_benchmark", "on 4 devices together: trainstone launch local"),
-        ("tbd", TBD_LINE, "--batch_size is of all GPUs"),
-        ("mlperf-resnet50", "run_singlenode.sh", "gives 0.52: trainstone train resnet50-mlperf --system backendai-1x2"),
-        ("mlperf-resnet50", "'SEED=$RANDOM'", "SEED=$RANDOM: not drawn"),
-        ("mlperf-resnet50", "OPTIMIZER=sgdwfastlarsv2 E2E_CUDA_GRAPHS=1", "CUDA graphs: not captured with LARS"),
+        ("wmlce", "mpirun -n 4 main.py --mode=training_benchmark", "on 4 devices: trainstone launch local"),
+        ("tbd", TBD_LINE, "--batch_size is the sum over all GPUs"),
+        (
+            "mlperf-resnet50",
+            "run_singlenode.sh",
+            "gives 0.52; use trainstone train resnet50-mlperf --system backendai-1x2",
+        ),
+        ("mlperf-resnet50", "'SEED=$RANDOM'", "SEED=$RANDOM: ignored"),
+        ("mlperf-resnet50", "OPTIMIZER=sgdwfastlarsv2 E2E_CUDA_GRAPHS=1", "CUDA graphs: off with LARS"),
         ("mlperf-ssd", "ssd_main.py", "--pretrained-backbone is not given"),
-        ("mlperf-resnet50", "MXNET_A=1 LR=1", "MXNET_A=1: of MXNet's engine"),
+        ("mlperf-resnet50", "MXNET_A=1 LR=1", "MXNET_A=1: setting of MXNet's engine"),
         *(
             (
                 "mlperf-ssd",
@@ -397,12 +409,12 @@ def test_evaluation_has_a_command_for_weights_of_other_tools():
                 flag.remark,
             )
             for flag in read_table("mlperf-ssd")
-            if flag.old.startswith("--") and not flag.here
+            if flag.old.startswith("--") and not flag.equivalent
         ),
     ],
 )
-def test_notes_of_a_line(original: str, line: str, note: str):
-    assert has(tell(original, line if "|" not in line else [line]), note)
+def test_translate_line_has_note(original: str, line: str, note: str):
+    assert has(translate_line(original, line if "|" not in line else [line]), note)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +437,7 @@ def test_notes_of_a_line(original: str, line: str, note: str):
         ("wmlce", "sbatch binary.sh", "cannot read binary.sh"),
         ("wmlce", ["A=aaaaaaaaaaaaaaaa\n" + "A=$A$A\n" * 60 + "main.py $A"], "characters"),
         ("tbd", "--num_gpu 2", "--num_gpu, did you mean --num_gpus"),
-        ("sc22", "", "--kfac-update-freq is 100"),
+        ("sc22", "", "--kfac-update-freq=100"),
         ("sc22", "--kfac-update-freq 0 --momentum 7", "optimizer.momentum = 7"),
         ("sc22", "run-resnet-multi.sh 1 999999999", "at most 100,000"),
         ("sc22", "'python torch_imagenet_resnet.py $KWARGS'", "$KWARGS"),
@@ -452,17 +464,17 @@ def test_notes_of_a_line(original: str, line: str, note: str):
         ("mlperf-ssd", "create_tfrecord.py -q 5", "-q"),
     ],
 )
-def test_mistakes_are_named(original: str, line: str | list[str], seen: str):
+def test_translate_invalid_line_raises_config_error(original: str, line: str | list[str], seen: str):
     Path("binary.sh").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError) as err:
-        tell(original, line)
+        translate_line(original, line)
     assert seen in err.value.message
     assert err.value.exit_code == 2
     if seen in ("'$BS'", "$KWARGS"):
         assert err.value.hint == HINT
 
 
-# Reading
+# Parsing
 
 
 CONFIG = """
@@ -496,13 +508,13 @@ export EMPTY=
         (["N=3\nN=$(date)\nmain.py $N"], "", "$N"),
     ],
 )
-def test_line_is_launcher_program_and_arguments(words: list[str], before: str, after: str):
+def test_read_line_splits_launcher_program_and_arguments(words: list[str], before: str, after: str):
     line = read_line(words, PROGRAM)
     assert (line.launcher, line.after, line.program) == (before.split(), after.split(), "main.py")
 
 
 @pytest.mark.parametrize("form", ["config.sh", "source config.sh; true", "sbatch -N2 config.sh", CONFIG])
-def test_variables_of_a_file_and_of_what_it_sources(form: str):
+def test_read_line_reads_variables_of_sourced_files(form: str):
     Path("config_common.sh").write_text("set -e\nexport NGPU=8\nexport LR=1\nsource ./config.sh\n")
     Path("config.sh").write_text(CONFIG)
     line = read_line([form], PROGRAM)
@@ -513,7 +525,7 @@ def test_variables_of_a_file_and_of_what_it_sources(form: str):
     assert not Path("nothing").exists()
 
 
-def test_words_beat_a_script_and_a_sourced_file_beats_words():
+def test_read_line_command_line_beats_script_and_sourced_file_beats_command_line():
     Path("config.sh").write_text("source no.sh\nLR=10\nexport EPOCHS=${EPOCHS:-37}\n")
     line = read_line(["LR=2", "export", "EPOCHS=4", "config.sh"], PROGRAM)
     assert line.values == {"LR": "2", "EPOCHS": "4"}
@@ -538,7 +550,7 @@ def test_words_beat_a_script_and_a_sourced_file_beats_words():
         ("mpirun -n many --nodes= -np 0", Geometry()),
     ],
 )
-def test_geometry_of_launchers(words: str, seen: Geometry):
+def test_read_launcher_returns_geometry(words: str, seen: Geometry):
     assert read_launcher(" ".join(shlex.split(words))) == seen
 
 
@@ -563,7 +575,7 @@ LINES = [
 
 
 def run_command(command: str) -> Config:
-    """Load what a command would: recipe, --system, the short flags, each --set."""
+    """Load the configuration of a command: recipe, --system, short flags, each --set."""
     params = parse_command(command)
     steps = "measure.iterations" if command.startswith("trainstone bench") else "stop.steps"
     keys = {"data": "data.root", "seed": "seed", "device": "device", "iterations": steps}
@@ -574,11 +586,11 @@ def run_command(command: str) -> Config:
 
 
 @pytest.mark.parametrize(("original", "words"), LINES)
-def test_file_and_command_are_the_configuration(original: str, words: list[str]):
-    message = tell(original, words)
-    Path("mine.toml").write_text(write_file(message))
-    assert load_config("./mine.toml") == message.config
-    assert run_command(message.command) == message.config
+def test_translate_file_and_command_give_same_config(original: str, words: list[str]):
+    translation = translate_line(original, words)
+    Path("mine.toml").write_text(format_recipe_file(translation))
+    assert load_config("./mine.toml") == translation.config
+    assert run_command(translation.command) == translation.config
 
 
 @settings(max_examples=60)
@@ -593,23 +605,23 @@ def test_file_and_command_are_the_configuration(original: str, words: list[str])
         )
     )
 )
-def test_any_line_gives_a_command_that_is_its_configuration(parts: list[tuple[str, ...]]):
-    message = translate("wmlce", ["main.py", *(word for part in parts for word in part)])
-    assert run_command(message.command) == message.config
-    assert tomllib.loads(write_file(message))["name"] == "resnet50-wmlce"
+def test_translate_random_flags_command_gives_same_config(parts: list[tuple[str, ...]]):
+    translation = translate("wmlce", ["main.py", *(word for part in parts for word in part)])
+    assert run_command(translation.command) == translation.config
+    assert tomllib.loads(format_recipe_file(translation))["name"] == "resnet50-wmlce"
 
 
-def test_file_brings_the_defects_back_on_demand():
-    Path("mine.toml").write_text(write_file(tell("wmlce", WMLCE)))
+def test_format_recipe_file_contains_defects():
+    Path("mine.toml").write_text(format_recipe_file(translate_line("wmlce", WMLCE)))
     right, wrong = (load_config("./mine.toml", settings=more) for more in ([], ["original_defects=true"]))
     assert (right.schedule.warm_up_offset, wrong.schedule.warm_up_offset, wrong.eval.drop_rest) == (True, False, True)
 
 
-def test_nothing_of_a_line_gets_out_of_the_comment():
+def test_format_recipe_file_hostile_text_stays_in_comment():
     text = "--batch_size 4 # \x1b[31m\n# name = 'x'\r\u2028b = 1"
-    for words in ([f"--export_dir={EVIL}", "--batch_size", "4"], [text]):
+    for words in ([f"--export_dir={HOSTILE}", "--batch_size", "4"], [text]):
         with suppress(ConfigError):
-            text = write_file(tell("wmlce", words))
+            text = format_recipe_file(translate_line("wmlce", words))
             assert not hidden(text)
             assert tomllib.loads(text)["name"] == "resnet50-wmlce"
             assert "b" not in tomllib.loads(text)
@@ -619,19 +631,21 @@ PIECES = ["main.py", "run_and_time.sh", "--batch_size", "4", "\n", ";", "&&", "$
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(sorted(ORIGINALS)), st.lists(st.sampled_from([*PIECES, EVIL, "source x", "A+=$A", "-p", "> x"])))
-def test_any_text_is_read_or_refused(original: str, pieces: list[str]):
+@given(
+    st.sampled_from(sorted(ORIGINALS)), st.lists(st.sampled_from([*PIECES, HOSTILE, "source x", "A+=$A", "-p", "> x"]))
+)
+def test_translate_random_text_is_translated_or_config_error(original: str, pieces: list[str]):
     for words in ([" ".join(pieces)], pieces):
         with suppress(ConfigError):
-            assert write_file(translate(original, words))
+            assert format_recipe_file(translate(original, words))
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
-def test_tables_have_a_reason_or_a_key_for_each_flag(original: str):
+def test_read_table_every_flag_has_key_or_remark(original: str):
     table = read_table(original)
     assert len({flag.old for flag in table}) == len(table)
     known = {row[0] for row in list_keys()}
     for flag in table:
-        assert flag.here or flag.remark, flag
-        for name in flag.here.split("`")[1::2]:
+        assert flag.equivalent or flag.remark, flag
+        for name in flag.equivalent.split("`")[1::2]:
             assert name in known or name.startswith("--") or " " in name or name in ("bench", "profile"), flag

@@ -1,4 +1,4 @@
-"""Which files a recipe's original has and what is in them, and that a resumed run's are an unbroken one's."""
+"""Tests of the writers of the originals' files: their content, and equal files of resumed and uninterrupted runs."""
 
 import ast
 import csv
@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from support.builders.original_files import BEGAN, make_evaluation, make_facts, make_step, play, read_files, resume
+from support.builders.original_files import (
+    BEGAN,
+    make_evaluation,
+    make_facts,
+    make_step,
+    read_files,
+    resume,
+    simulate_run,
+)
 from support.builders.results import make_result, write_run
 from trainstone.flows.sweep.run import write_timehistory
 from trainstone.formats.iterdur import RankPlace, read_iterdur
@@ -60,46 +68,48 @@ def _fixed(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
-def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
+def test_list_writers_creates_files_of_original(tmp_path: Path, name: str, kind: str):
     (tmp_path / "mlperf.log").write_text(EVENTS)
-    play(make_facts(tmp_path, name, kind=kind), 50)
+    simulate_run(make_facts(tmp_path, name, kind=kind), 50)
     assert set(read_files(tmp_path)) == FILES[name, kind]
 
 
 @pytest.mark.parametrize("name", ["wmlce", "sc22", "tbd", "mlperf_ssd"])
 @pytest.mark.parametrize("status", [None, "interrupted", "ok"])
 @pytest.mark.parametrize(("stopped", "first"), [(37, 31), (28, 3), (20, 20), (50, 50)])
-def test_a_resumed_run_has_the_files_of_an_unbroken_one(tmp_path: Path, name: str, status, stopped: int, first: int):
+def test_writers_resumed_run_has_files_of_uninterrupted_run(
+    tmp_path: Path, name: str, status, stopped: int, first: int
+):
     whole, parts = (make_facts(tmp_path / part, name, "original.every_steps=4") for part in ("whole", "parts"))
     for facts in (whole, parts):
         facts.folder.mkdir()
         (facts.folder / "mlperf.log").write_text(EVENTS)
-    play(whole, 50, evaluations=(20, 50))
-    play(parts, stopped, status=status, evaluations=(20, 50))
-    play(resume(parts, first, (20, 50)), 50, evaluations=(20, 50))
+    simulate_run(whole, 50, evaluations=(20, 50))
+    simulate_run(parts, stopped, status=status, evaluations=(20, 50))
+    simulate_run(resume(parts, first, (20, 50)), 50, evaluations=(20, 50))
     assert read_files(parts.folder) == read_files(whole.folder)
 
 
-def test_scores_that_came_later_come_later_again(tmp_path: Path):
+def test_list_events_keeps_order_of_late_scores(tmp_path: Path):
     facts = make_facts(tmp_path, "mlperf_ssd")
-    play(facts, 30)
+    simulate_run(facts, 30)
     late = make_evaluation(10).model_copy(update={"seconds": make_step(20).start_seconds - 0.001})
     events = list(list_events(replace(facts, first_step=30, history=(late,))))
     assert [event.step for event in events] == [*range(20), 10, *range(20, 30)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense\n1,2\n", None])
-def test_steps_that_are_lost_are_told(tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture):
+def test_writers_missing_steps_are_logged(tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture):
     facts = make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1")
     if damage is not None:
         (tmp_path / "steps-rank0000.csv").write_bytes(damage)
-    play(resume(facts, 15), 20, status=None)
+    simulate_run(resume(facts, 15), 20, status=None)
     lines = read_files(tmp_path)["training.log"].decode().splitlines()
     assert [line.partition("Iteration ")[2][:2] for line in lines if "Iteration" in line] == [*map(str, range(16, 21))]
-    assert "original/ lacks 15 steps" in caplog.text
+    assert "original/ misses 15 steps" in caplog.text
 
 
-def test_lines_are_on_disk_at_once(tmp_path: Path):
+def test_writer_flushes_every_line(tmp_path: Path):
     (writer,) = list_writers(make_facts(tmp_path, "wmlce"))
     writer.step(make_step(0))
     assert "iteration: 0" in read_files(tmp_path)["nvlog.txt"].decode()
@@ -115,12 +125,12 @@ BOXES = f"{EVENTS}[Training] ...\n{ENDED}SINGLE_STAGE_DETECTOR,,2399,dellemc,202
     ("name", "status", "content", "result"),
     [
         *(("mlperf", status, EVENTS.rstrip("\n"), IMAGES) for status in ("target_reached", "target_missed", "ok")),
-        ("mlperf_ssd", "ok", EVENTS, BOXES),  # its lines are in it, and its organisation
-        *(("mlperf", status, EVENTS, None) for status in ("interrupted", "failed")),  # it did not come to its end
+        ("mlperf_ssd", "ok", EVENTS, BOXES),  # with its training lines and its organisation
+        *(("mlperf", status, EVENTS, None) for status in ("interrupted", "failed")),  # unfinished runs
         *(("mlperf", "ok", text, None) for text in (None, "", "\x00\n", ':::MLLOG {"time_ms": "x"}\n', FAR_AWAY)),
     ],
 )
-def test_all_events_then_the_seconds_since_the_program_s_start(
+def test_result_line_counts_seconds_from_init_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, status: Status, content: str | None, result: str | None
 ):
     if content is not None:
@@ -135,7 +145,7 @@ def test_all_events_then_the_seconds_since_the_program_s_start(
 
 
 SSD_STEPS, SSD_STEP_SECONDS = 230, 0.22269
-# As the first published run of the C4140 printed it.
+# From the first published run of the C4140.
 PUBLISHED = [
     "[Training][Iteration 100][Epoch 1, Batch 100/230] lr: 0.00395, training time: 222.690 [ms], "
     "speed: 2299.160 [imgs/sec], loss=11.276",
@@ -149,7 +159,7 @@ LOSSES = {99: 11.276, 199: 8.479, 299: 8.164}
 
 
 def take_step(step: int) -> StepRecord:
-    """A step as of the C4140; epoch 1 has a mean loss of 13.224."""
+    """Return a step of the C4140's run; epoch 1 has a mean loss of 13.224."""
     others = (SSD_STEPS * 13.224 - 11.276 - 8.479) / (SSD_STEPS - 2)
     loss = LOSSES.get(step, others if step < SSD_STEPS else 7.0)
     times = step * SSD_STEP_SECONDS, 0.0, SSD_STEP_SECONDS
@@ -160,7 +170,7 @@ def read_log(folder: Path) -> list[str]:
     return (folder / "original/training.log").read_text().splitlines()
 
 
-def test_lines_are_the_published_ones_and_in_the_log_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_ssd_log_matches_published_lines_and_logs_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     facts = make_facts(tmp_path, "mlperf_ssd", global_batch=512, train_images=SSD_STEPS * 512)
     with caplog.at_level(logging.INFO), SsdLog(facts) as file:
         for step in range(300):
@@ -169,9 +179,9 @@ def test_lines_are_the_published_ones_and_in_the_log_once(tmp_path: Path, caplog
     assert [record.getMessage() for record in caplog.records] == PUBLISHED
 
 
-def test_epochs_of_no_whole_number_of_steps(tmp_path: Path):
+def test_ssd_log_epoch_of_fractional_steps_counts_batches(tmp_path: Path):
     facts = make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1", global_batch=300, train_images=1000)
-    play(facts, 7, status=None)
+    simulate_run(facts, 7, status=None)
     assert [line.partition("]")[2].split("]")[0] for line in read_log(tmp_path)] == [
         *("[Iteration 1", "[Iteration 2", "[Iteration 3", "[Iteration 4", "[Epoch 1"),
         *("[Iteration 5", "[Iteration 6", "[Iteration 7", "[Epoch 2"),
@@ -180,7 +190,7 @@ def test_epochs_of_no_whole_number_of_steps(tmp_path: Path):
     assert batches == ["1/4", "2/4", "3/4", "4/4", "1/4", "2/4", "3/4"]
 
 
-def test_an_evaluation_has_the_time_that_is_known(tmp_path: Path):
+def test_ssd_log_evaluation_has_eval_seconds(tmp_path: Path):
     lines = SsdLog(make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1"))
     assert lines.render_evaluation(make_evaluation(10)) == (
         "[Validation] inference: 4000.000 [ms], speed: 128.000 [imgs/sec]\n"
@@ -189,12 +199,12 @@ def test_an_evaluation_has_the_time_that_is_known(tmp_path: Path):
 
 
 def bench(folder: Path, steps: int, *settings: str) -> Path:
-    play(make_facts(folder, "tbd", *settings, kind="bench", ranks=1, steps=None), steps, images=32)
+    simulate_run(make_facts(folder, "tbd", *settings, kind="bench", ranks=1, steps=None), steps, images=32)
     return folder / "original/throughput_data/batch_32.log"
 
 
 @pytest.mark.parametrize(("number", "every"), [(10, 10), (19, 10), (199, 10), (200, 100), (399, 100)])
-def test_a_bench_writes_what_a_sweep_makes_of_its_steps(tmp_path: Path, number: int, every: int):
+def test_throughput_log_equals_timehistory_of_sweep(tmp_path: Path, number: int, every: int):
     log = [one._replace(stamp=None) for one in read_timehistory(bench(tmp_path, number))]
     assert [one.last_step for one in log] == [every * (line + 1) for line in range(number // every)]
     assert log[0].examples_per_second == 64.0
@@ -204,13 +214,13 @@ def test_a_bench_writes_what_a_sweep_makes_of_its_steps(tmp_path: Path, number: 
     assert [one._replace(stamp=None) for one in read_timehistory(tmp_path / "x.log")] == log
 
 
-def test_steps_between_lines_may_be_chosen(tmp_path: Path):
+def test_throughput_log_every_steps_sets_interval(tmp_path: Path):
     log = read_timehistory(bench(tmp_path, 210, "original.every_steps=70"))
     assert [(one.first_step, one.last_step) for one in log] == [(0, 70), (70, 140), (140, 210)]
 
 
-def test_a_training_tells_speed_loss_and_accuracy(tmp_path: Path):
-    play(make_facts(tmp_path, "tbd", steps=50), 25, evaluations=(15, 20))
+def test_loop_log_has_speed_loss_and_accuracy(tmp_path: Path):
+    simulate_run(make_facts(tmp_path, "tbd", steps=50), 25, evaluations=(15, 20))
     lines = read_log(tmp_path)
     assert [line.partition("] ")[2] or line for line in lines[:-1]] == [
         "TimeHistory: 5.00 seconds, 2048.00 examples/second between steps 0 and 10",
@@ -231,20 +241,20 @@ def test_a_training_tells_speed_loss_and_accuracy(tmp_path: Path):
     assert len(read_timehistory(tmp_path / "original/training.log")) == 2
 
 
-def test_resumed_training_without_its_step_file_keeps_the_numbers_of_steps(tmp_path: Path):
-    play(make_facts(tmp_path, "tbd", steps=50, first_step=25), 40, status="interrupted")
+def test_loop_log_resume_without_step_file_keeps_step_numbers(tmp_path: Path):
+    simulate_run(make_facts(tmp_path, "tbd", steps=50, first_step=25), 40, status="interrupted")
     log = read_timehistory(tmp_path / "original/training.log")
     assert [(one.first_step, one.last_step) for one in log] == [(25, 30), (30, 40)]
 
 
-def test_a_long_training_has_a_line_every_hundred_steps(tmp_path: Path):
-    play(make_facts(tmp_path, "tbd", steps=450000), 250, status="interrupted")
+def test_loop_log_long_training_has_line_every_100_steps(tmp_path: Path):
+    simulate_run(make_facts(tmp_path, "tbd", steps=450000), 250, status="interrupted")
     lines = read_log(tmp_path)
     assert [line.split("        ")[0] for line in lines if line.startswith("step")] == ["step: 100", "step: 200"]
     assert not [line for line in lines if "Run stats" in line]
 
 
-def test_a_sweep_s_run_without_steps_or_with_damaged_ones_gives_no_file(tmp_path: Path):
+def test_write_timehistory_without_valid_steps_writes_no_file(tmp_path: Path):
     run = write_run(tmp_path, make_result("x"))
     write_timehistory(run, tmp_path / "x.log")
     (run / "steps-rank0000.csv").write_text("nonsense\n1,2\n")
@@ -268,8 +278,8 @@ def read_table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "original/all_data.csv").read_text().splitlines()))
 
 
-def test_a_line_for_each_step_and_the_time_at_the_end(tmp_path: Path):
-    play(make_facts(tmp_path, "sc22"), 3)
+def test_duration_file_has_line_per_step_and_training_time(tmp_path: Path):
+    simulate_run(make_facts(tmp_path, "sc22"), 3)
     assert (tmp_path / NAME).read_text() == (
         "rank = 0, world_size = 4, device_ids = 2\n"
         "\nIteration Duration 0 2 : 0.1875\n"
@@ -286,16 +296,16 @@ def test_a_line_for_each_step_and_the_time_at_the_end(tmp_path: Path):
     )
 
 
-def test_without_phases_the_update_is_in_it_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_duration_file_without_phases_includes_optimizer_step(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", logger="trainstone")
-    play(make_facts(tmp_path, "sc22", "engine.split_phases=false"), 3)
+    simulate_run(make_facts(tmp_path, "sc22", "engine.split_phases=false"), 3)
     assert [one.seconds for one in read_iterdur(tmp_path / NAME).durations] == [0.375] * 3
     assert len([record for record in caplog.records if "split_phases" in record.message]) == 1
 
 
 @pytest.mark.parametrize(("status", "last"), [("interrupted", 3), (None, 3), ("interrupted", 0)])
-def test_a_run_that_did_not_end_has_no_time(tmp_path: Path, status, last: int):
-    play(make_facts(tmp_path, "sc22"), last, status=status)
+def test_duration_file_unfinished_run_has_no_training_time(tmp_path: Path, status, last: int):
+    simulate_run(make_facts(tmp_path, "sc22"), last, status=status)
     text = (tmp_path / NAME).read_text()
     assert (text.count("Iteration"), text.count("rank"), text.count("Training time")) == (last, 1, 0)
     table = tmp_path / "original/all_data.csv"
@@ -308,21 +318,21 @@ def make_ranks(folder: Path, placements: tuple[RankPlacement, ...] = HERE, **cha
 
 
 def phases(rank: int, step: int) -> dict[str, float]:
-    """Each rank takes a sixteenth longer than the one before."""
+    """Return phase times; each rank takes 0.0625 s longer than the previous one."""
     return {"forward_seconds": 0.125 * (1 + step), "backward_seconds": 0.0625 * rank}
 
 
 def write_others(folder: Path, last: int, ranks: tuple[int, ...] = (1, 2, 3), first: int = 0) -> None:
-    """The step files of the other ranks."""
+    """Write the step files of the other ranks."""
     for rank in ranks:
         with closing(StepWriter(folder / f"steps-rank{rank:04d}.csv", split_phases=True)) as writer:
             for step in range(first, last):
                 writer.add(make_step(step, **phases(rank, step)))
 
 
-def test_all_ranks_stand_in_the_file_by_iteration_and_rank(tmp_path: Path):
+def test_duration_file_sorts_ranks_by_iteration(tmp_path: Path):
     write_others(tmp_path, 2)
-    play(make_ranks(tmp_path), 2, **phases(0, 0))
+    simulate_run(make_ranks(tmp_path), 2, **phases(0, 0))
     assert (tmp_path / NAME).read_text() == (
         "rank = 0, world_size = 4, device_ids = 0\n"
         "rank = 1, world_size = 4, device_ids = 1\n"
@@ -345,9 +355,9 @@ def test_all_ranks_stand_in_the_file_by_iteration_and_rank(tmp_path: Path):
     assert len((tmp_path / "original/aggregated_data.csv").read_text().splitlines()) == 5
 
 
-def test_each_host_has_its_file_and_its_place(tmp_path: Path):
+def test_duration_file_writes_one_file_per_host(tmp_path: Path):
     write_others(tmp_path, 3)
-    play(make_ranks(tmp_path, TWO_HOSTS), 3)
+    simulate_run(make_ranks(tmp_path, TWO_HOSTS), 3)
     first, second = read_iterdur(tmp_path / NAME), read_iterdur(tmp_path / OTHER)
     assert first.ranks == [RankPlace(0, 4, 0), RankPlace(1, 4, 1)]
     assert second.ranks == [RankPlace(2, 4, 0), RankPlace(3, 4, 1)]
@@ -358,13 +368,13 @@ def test_each_host_has_its_file_and_its_place(tmp_path: Path):
 
 
 @pytest.mark.parametrize("rows", [None, "", "0,0,0\n"])
-def test_a_rank_whose_file_is_lost_or_damaged_is_left_out(
+def test_duration_file_skips_rank_with_damaged_step_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str | None
 ):
     write_others(tmp_path, 3, ranks=(1, 3))
     if rows is not None:
         (tmp_path / "steps-rank0002.csv").write_text(HEADER + rows)
-    play(make_ranks(tmp_path), 3)
+    simulate_run(make_ranks(tmp_path), 3)
     found = read_iterdur(tmp_path / NAME)
     assert [place.rank for place in found.ranks] == [0, 1, 2, 3]
     assert {one.device for one in found.durations} == {0, 1, 3}
@@ -372,30 +382,30 @@ def test_a_rank_whose_file_is_lost_or_damaged_is_left_out(
     assert "rank 2" in caplog.text
 
 
-def test_a_rank_that_lost_its_first_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_duration_file_logs_missing_steps_of_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     write_others(tmp_path, 5, ranks=(1, 2))
     write_others(tmp_path, 5, ranks=(3,), first=3)
-    play(make_ranks(tmp_path), 5)
+    simulate_run(make_ranks(tmp_path), 5)
     found = read_iterdur(tmp_path / NAME).durations
     assert [one.iteration for one in found if one.device == 3] == [3, 4]
-    assert "rank 3: 3 steps are lost" in caplog.text
+    assert "rank 3: 3 steps are missing" in caplog.text
 
 
 @pytest.mark.parametrize("status", [None, "interrupted"])
-def test_a_resumed_run_of_many_ranks_ends_with_the_same_files(tmp_path: Path, status):
+def test_duration_file_resumed_run_of_several_ranks_has_same_files(tmp_path: Path, status):
     whole, parts = make_ranks(tmp_path / "whole", TWO_HOSTS), make_ranks(tmp_path / "parts", TWO_HOSTS)
     for facts in (whole, parts):
         facts.folder.mkdir()
         write_others(facts.folder, 10)
-    play(whole, 10)
-    play(parts, 8, status=status)
-    play(resume(parts, 5), 10)
+    simulate_run(whole, 10)
+    simulate_run(parts, 8, status=status)
+    simulate_run(resume(parts, 5), 10)
     assert read_files(parts.folder) == read_files(whole.folder)
 
 
-def test_a_run_resumed_on_other_hosts_has_no_file_of_old_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_duration_file_resume_on_other_hosts_removes_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_others(tmp_path, 6)
-    play(make_ranks(tmp_path, TWO_HOSTS), 4, status="interrupted")
+    simulate_run(make_ranks(tmp_path, TWO_HOSTS), 4, status="interrupted")
     monkeypatch.setattr("socket.gethostname", lambda: "c302-011")
     swapped = (
         RankPlacement("c302-011", 0),
@@ -403,7 +413,7 @@ def test_a_run_resumed_on_other_hosts_has_no_file_of_old_places(tmp_path: Path, 
         RankPlacement("c303-001", 0),
         RankPlacement("c303-001", 1),
     )
-    play(resume(make_ranks(tmp_path, swapped), 4), 6)
+    simulate_run(resume(make_ranks(tmp_path, swapped), 4), 6)
     files = sorted(path.name for path in (tmp_path / "original").glob("*.txt"))
     assert files == [f"resnet_iterdur_1605627653_{host}.txt" for host in ("c302-011", "c303-001")]
     assert read_iterdur(tmp_path / OTHER).ranks == [RankPlace(0, 4, 0), RankPlace(1, 4, 1)]

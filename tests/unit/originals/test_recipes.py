@@ -1,5 +1,7 @@
-"""What the recipes of the four ResNet originals and of MLPerf's SSD do on their systems, against tables computed here
-from what is known of the originals, not from the code under test."""
+"""Tests of the recipes of the four ResNet originals and MLPerf's SSD on their systems.
+
+The expected values come from published facts on the originals, not from the code under test.
+"""
 
 import math
 from bisect import bisect
@@ -18,11 +20,11 @@ from trainstone.engine.optim import decay_term, group_parameters, split_paramete
 from trainstone.engine.task import build_task, plan_rate
 from trainstone.engine.training_data import IMAGENET_IMAGES, order_images
 from trainstone.machine.ranks import SINGLE_RANK, Rank
-from trainstone.originals.mlperf.training_log import measure_sizes
+from trainstone.originals.mlperf.training_log import compute_sizes
 from trainstone.workloads.registry import WORKLOADS
 
 CPU = torch.device("cpu")
-# system: (batch a device, ranks, peak, warm-up epochs, decay, momentum, epochs, epochs evaluated after, steps an epoch)
+# system: (batch per device, ranks, peak, warm-up epochs, decay, momentum, epochs, evaluated epochs, steps per epoch)
 MLPERF = {
     "dgxa100": (408, 8, 10.5, 2, 5e-5, 0.9, 37, [3, 7, 11, 15, 19, 23, 27, 31, 35], 393),
     "dgxa100-4gpu": (816, 4, 10.5, 2, 5e-5, 0.9, 37, [3, 7, 11, 15, 19, 23, 27, 31, 35], 393),
@@ -40,19 +42,19 @@ SYSTEMS = {
 
 
 def load(recipe: str, system: str | None = None, *settings: str) -> tuple[Config, Rank]:
-    """Return a recipe on a system, and the first of the system's ranks."""
+    """Return a recipe on a system, and rank 0 of that system."""
     config = load_config(recipe, system=system, settings=settings)
     return config, Rank(0, config.nodes * config.devices_per_node)
 
 
 def count_steps(config: Config, rank: Rank, images: int = IMAGENET_IMAGES) -> float:
-    """Return the steps of an epoch."""
+    """Return the steps per epoch."""
     order = order_images(config, images, rank)
     return order.epoch_images / (order.global_batch * config.train.accumulate)
 
 
 def ends(steps: int, epochs: int) -> list[int]:
-    """Every step of the first and of the last epoch."""
+    """Return the steps of the first and of the last epoch."""
     return [*range(steps), *range(steps * (epochs - 1), steps * epochs)]
 
 
@@ -69,7 +71,7 @@ def evaluated(config: Config, rank: Rank, images: int = IMAGENET_IMAGES) -> list
 
 
 @pytest.mark.parametrize("system", MLPERF)
-def test_mlperf(system: str):
+def test_mlperf_recipe_matches_original_on_every_system(system: str):
     batch, ranks, peak, warm_up, decay, momentum, epochs, assessed, steps = MLPERF[system]
     config, rank = load("resnet50-mlperf", system)
     assert (config.train.batch_size, rank.world) == (batch, ranks)
@@ -81,15 +83,15 @@ def test_mlperf(system: str):
         it = step + 1  # MXNet counts updates from 1
         expected = peak * it / warm if it <= warm else 1e-4 + (peak - 1e-4) * (1 - (it - warm) / (total - warm)) ** 2
         assert rate(step) == pytest.approx(expected, rel=1e-9)
-    assert evaluated(config, rank) == assessed  # not after the last epoch: a run that missed it at 35 has missed it
+    assert evaluated(config, rank) == assessed  # the last epoch is not evaluated
     assert config.eval.target == 0.759
     assert config.optimizer.name == "lars"
-    if system == "dgxa100-527x8":  # normalises over two ranks, and says that its optimiser was another
+    if system == "dgxa100-527x8":  # batch norm over two ranks; a note names its original optimiser
         assert config.parallel.bn_ranks == 2
         assert "sgdwfastlarsv2" in config.notes[0]
 
 
-def test_backend_ai_takes_the_rate_of_3264_images_for_8_only_with_its_defects():
+def test_mlperf_recipe_backendai_rate_is_unscaled_only_with_defects():
     right, rank = load("resnet50-mlperf", "backendai-1x2")
     assert rank.world * right.train.batch_size == 8
     warm = round(2 * count_steps(right, rank))
@@ -100,7 +102,7 @@ def test_backend_ai_takes_the_rate_of_3264_images_for_8_only_with_its_defects():
     assert wrong.notes == ()
 
 
-def test_mlperf_counted_imagenets_images_whatever_the_data():
+def test_mlperf_recipe_defect_counts_imagenet_images():
     rank, images = Rank(0, 2), 100_000
     right, wrong = (
         load_config("resnet50-mlperf", settings=[f"original_defects={value}", "train.batch_size=204"])
@@ -109,11 +111,11 @@ def test_mlperf_counted_imagenets_images_whatever_the_data():
     assert plan_rate(right, images, rank)(2 * 246 - 1) == pytest.approx(10.5 * math.sqrt(408 / 3264))  # warm
     slow = 10.5 * math.sqrt(408 / 3264) * 246 / 3141
     assert plan_rate(wrong, images, rank)(2 * 246 - 1) == pytest.approx(slow, rel=1e-9)
-    assert count_steps(wrong, rank, images) == 246  # the epochs themselves are as long as the data
+    assert count_steps(wrong, rank, images) == 246  # an epoch is still the whole data set
 
 
 @pytest.mark.parametrize(("system", "batch", "ranks"), [(None, 32, 1), ("tbd-4gpu", 96, 4)])
-def test_tbd(system: str | None, batch: int, ranks: int):
+def test_tbd_recipe_matches_original(system: str | None, batch: int, ranks: int):
     config, rank = load("resnet50-tbd", system)
     assert (config.train.batch_size, rank.world) == (batch, ranks)
     images = batch * ranks
@@ -130,7 +132,7 @@ def test_tbd(system: str | None, batch: int, ranks: int):
 
 @pytest.mark.parametrize("system", SYSTEMS["resnet50-sc22"])
 @pytest.mark.parametrize("depth", [50, 101, 152])
-def test_sc22(system: str, depth: int):
+def test_sc22_recipe_matches_original(system: str, depth: int):
     config, rank = load("resnet50-sc22", system, f"model.depth={depth}")
     assert (config.train.batch_size, rank.world, config.seed) == (64, 4, 42)
     assert count_steps(config, rank, 10_000) == 40  # ImageNetV2
@@ -148,7 +150,7 @@ def test_sc22(system: str, depth: int):
 
 @pytest.mark.parametrize("system", SYSTEMS["resnet50-wmlce"])
 @pytest.mark.parametrize("defects", [False, True])
-def test_wmlce(system: str, defects: bool):
+def test_wmlce_recipe_matches_original(system: str, defects: bool):
     config, rank = load("resnet50-wmlce", system, f"original_defects={str(defects).lower()}")
     nodes, devices = map(int, system.removeprefix("bede-").split("x"))
     assert (config.train.batch_size, rank.world) == (256, nodes * devices)
@@ -171,8 +173,8 @@ def build(recipe: str) -> nn.Module:
     return WORKLOADS[config.workload].build_model(config)
 
 
-# recipe: (what decays, what has a trust ratio, decay outside the loss), targets of the true class and of another,
-# (fan of convolutions, deviation of the last layer, whether a truncated normal)
+# recipe: (decayed parameters, parameters with a trust ratio, decay outside the loss), targets of the true class and of
+# another, (fan of convolutions, standard deviation of the last layer, whether a truncated normal)
 NETWORKS = {
     "resnet50-mlperf": (("weights and fc.bias", "weights", 5e-5), (0.9, 0.1 / 999), ("fan_in", 0.01, False)),
     "resnet50-tbd": (("none", "none", 0.0), (1.0, 0.0), ("fan_in", 0.01, True)),
@@ -183,7 +185,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("recipe", NETWORKS)
-def test_decay_groups(recipe: str):
+def test_recipe_decay_groups_match_original(recipe: str):
     decayed, trusted, decay = NETWORKS[recipe][0]
     config = load_config(recipe)
     with torch.device("meta"):
@@ -203,7 +205,7 @@ def test_decay_groups(recipe: str):
 @pytest.mark.parametrize(
     ("recipe", "factor", "last"), [("resnet50-tbd", 1e-4, 1e-4), ("resnet50-wmlce", 3.0517578125e-05 / 2, 2 / 1001)]
 )
-def test_the_decay_that_the_loss_begins_with(recipe: str, factor: float, last: float):
+def test_decay_term_of_initial_weights_matches_original(recipe: str, factor: float, last: float):
     config, model = load_config(recipe), build(recipe)
     decayed = split_parameters(model, config.optimizer.decay)[0]
     assert {name for name, _ in decayed} == {n for n, p in model.named_parameters() if p.ndim > 1 or n == "fc.bias"}
@@ -217,11 +219,11 @@ def test_the_decay_that_the_loss_begins_with(recipe: str, factor: float, last: f
     term = decay_term([parameter for _, parameter in decayed], config.optimizer.weight_decay).item()
     assert term == pytest.approx(factor * expected, rel=2e-3)
     if recipe == "resnet50-wmlce":
-        assert term == pytest.approx(0.74981, rel=2e-3)  # as published: WMLCE's first line on Bede
+        assert term == pytest.approx(0.74981, rel=2e-3)  # published: first line of WMLCE's log on Bede
 
 
 @pytest.mark.parametrize("recipe", NETWORKS)
-def test_cross_entropy_is_taken_against_the_originals_targets(recipe: str):
+def test_build_loss_uses_original_smoothed_targets(recipe: str):
     true, other = NETWORKS[recipe][1]
     config = load_config(recipe)
     classes = 1001 if recipe in ("resnet50-tbd", "resnet50-wmlce") else 1000
@@ -235,7 +237,7 @@ def test_cross_entropy_is_taken_against_the_originals_targets(recipe: str):
 
 
 @pytest.mark.parametrize("recipe", NETWORKS)
-def test_initial_weights(recipe: str):
+def test_recipe_initial_weights_have_original_distribution(recipe: str):
     conv, fc, cut = NETWORKS[recipe][2]
     model = build(recipe)
     for name, weight in model.named_parameters():
@@ -243,13 +245,13 @@ def test_initial_weights(recipe: str):
             fan = weight[0].numel() if conv == "fan_in" else weight.shape[0] * weight[0, 0].numel()
             assert weight.std().item() == pytest.approx(math.sqrt(2 / fan), rel=0.03), name
         elif name.endswith("weight") and weight.ndim == 1:
-            assert torch.all(weight == 1), name  # no scale begins at 0
+            assert torch.all(weight == 1), name  # no zero gamma
     assert model.fc.weight.std().item() == pytest.approx(fc, rel=0.01)
     largest = model.layer4[0].conv2.weight.abs().max() / model.layer4[0].conv2.weight.std()
     assert (largest.item() < 2.3) == cut  # a truncated normal ends at 2 / 0.8796 of its deviation
 
 
-# What else is known of the originals, key by key: MLPerf, TBD, SC22, WMLCE; ... where nothing is known.
+# Other published values by key: MLPerf, TBD, SC22, WMLCE; ... if unknown.
 KNOWN = {
     "seed": (1, 0, 42, 1),
     "model.depth": (50, 50, 50, 50),
@@ -290,7 +292,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize(("place", "recipe"), list(enumerate(SYSTEMS)))
-def test_every_other_key_that_is_known(place: int, recipe: str):
+def test_recipe_other_keys_match_original(place: int, recipe: str):
     config = load_config(recipe).model_dump()
     for key, values in KNOWN.items():
         section, _, name = key.rpartition(".")
@@ -298,25 +300,26 @@ def test_every_other_key_that_is_known(place: int, recipe: str):
 
 
 @pytest.mark.parametrize(("recipe", "scale"), [("resnet50-mlperf", 24), ("resnet50-wmlce", 1024)])
-def test_gradients_of_the_sum_over_the_batch_until_the_update(recipe: str, scale: int):
+def test_recipe_loss_scale_matches_original(recipe: str, scale: int):
     config = load_config(recipe, settings=["train.batch_size=24", "model.depth=18", "data.image_size=32"])
     assert build_task(config, CPU).scale.value == scale
 
 
-def test_the_first_loss_of_wmlce_is_near_the_published_one():
+def test_wmlce_recipe_first_loss_is_near_published_value():
     settings = ["train.batch_size=32", "loader.threads=1", "loader.last=carry"]
     config, workload = load_config("resnet50-wmlce", settings=settings), WORKLOADS["classify"]
     opened = open_split(real_data("classification/tiny-imagenet-20"), "train")
     loss = workload.build_loss(config, CPU)
     with closing(workload.open_training(config, opened, CPU, SINGLE_RANK, 0)) as loader, torch.no_grad():
         first = loss(build("resnet50-wmlce"), next(iter(loader))).item()
-    # 9.0212 on Bede: far from ln 1001 = 6.9, because the last layer begins so wide. Seeds here: 8.5 to 9.7.
+    # 9.0212 on Bede: far from ln 1001 = 6.9, because the last layer's weights start large. Seeds here: 8.5 to 9.7.
     assert 8.0 < first < 10.0
 
 
 SSD = "ssd300-mlperf"
 COCO = (117_266, 5_000)
-# system: nodes, devices each, batch a device, --lr, warm-up epochs, decay; images a step, rate, warm-up steps, steps
+# system: nodes, devices per node, batch per device, --lr, warm-up epochs, decay; images per step, rate, warm-up steps,
+# steps per epoch
 SSD_TABLE = {
     "dss8440": (1, 8, 128, 5.84e-3, 5.0, 1.6e-4, 1024, 0.1875, 572, 115),
     "c4140": (1, 4, 128, 2.92e-3, 5.25, 1.6e-4, 512, 0.0475, 1202, 230),
@@ -328,12 +331,12 @@ SSD_TABLE = {
 
 
 @pytest.mark.parametrize(("recipe", "systems"), [*SYSTEMS.items(), (SSD, list(SSD_TABLE))])
-def test_every_system_of_a_recipe_is_shipped_and_no_other(recipe: str, systems: list[str]):
+def test_shipped_systems_of_recipe_are_complete(recipe: str, systems: list[str]):
     assert sorted(name for name in list_shipped("systems") if recipe in load_system(name).recipe) == sorted(systems)
 
 
 def original_rate(it: int, system: str) -> float:
-    """The original's formulas; updates and epochs are counted from 1."""
+    """Return the learning rate by the original's formulas; updates and epochs count from 1."""
     *_, requested, warm_up_epochs, _, images, _, _, steps = SSD_TABLE[system]
     peak = 2.5e-3 * max(1, round(requested / 2.5e-3 * images / 32))
     rate = peak * 0.1 ** bisect([44, 55], (it - 1) // steps)
@@ -342,13 +345,13 @@ def original_rate(it: int, system: str) -> float:
 
 
 @pytest.mark.parametrize("system", SSD_TABLE)
-def test_ssd(system: str):
-    nodes, each, batch, requested, warm_up, decay, images, peak, warm_up_steps, steps = SSD_TABLE[system]
+def test_ssd_recipe_matches_original_on_every_system(system: str):
+    nodes, per_node, batch, requested, warm_up, decay, images, peak, warm_up_steps, steps = SSD_TABLE[system]
     config, rank = load(SSD, system)
-    assert (config.nodes, config.devices_per_node, config.train.batch_size) == (nodes, each, batch)
+    assert (config.nodes, config.devices_per_node, config.train.batch_size) == (nodes, per_node, batch)
     assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (requested, decay)
     assert config.schedule.warm_up_epochs == warm_up
-    sizes = measure_sizes(config, *COCO, rank)
+    sizes = compute_sizes(config, *COCO, rank)
     assert (sizes.global_batch, sizes.warm_up_steps) == (images, warm_up_steps)
     assert sizes.peak_rate == pytest.approx(peak, rel=1e-12)
     order = order_images(config, COCO[0], rank)
@@ -367,9 +370,9 @@ def test_ssd(system: str):
 @pytest.mark.parametrize(
     ("batch", "ranks", "peak"), [(1, 1, 0.0025), (32, 1, 0.0025), (64, 1, 0.005), (8, 8, 0.005), (114, 1, 0.01)]
 )
-def test_other_batches_have_the_rate_of_the_rule(batch: int, ranks: int, peak: float):
+def test_ssd_recipe_rate_follows_batch_rule(batch: int, ranks: int, peak: float):
     config, _ = load(SSD, None, f"train.batch_size={batch}")
-    assert measure_sizes(config, *COCO, Rank(0, ranks)).peak_rate == pytest.approx(peak)
+    assert compute_sizes(config, *COCO, Rank(0, ranks)).peak_rate == pytest.approx(peak)
 
 
 SSD_KNOWN = {
@@ -395,7 +398,7 @@ SSD_KNOWN = {
 }
 
 
-def test_every_other_key_that_is_known_of_ssd_and_its_defect_is_a_pixel_more():
+def test_ssd_recipe_other_keys_match_original():
     assert load(SSD, None, "original_defects=true")[0].detect.inclusive_edges
     config = load(SSD)[0].model_dump()
     for section, keys in SSD_KNOWN.items():

@@ -1,4 +1,4 @@
-"""A run's page and the index of runs: which sections there are, links, text that stays text; scripts and colours."""
+"""Tests of a run's page and of the index of runs: sections, links, escaping, chart scripts, colours."""
 
 import json
 import os
@@ -33,11 +33,11 @@ def page_of(path: Path) -> Page:
 
 
 @pytest.mark.parametrize("case", SECTIONS)
-def test_sections_appear_when_their_data_exist(golden, case: str):
+def test_build_page_includes_sections_with_data(golden, case: str):
     assert [section.id for section in page_of(golden(case)).sections] == SECTIONS[case]
 
 
-def test_a_run_without_steps_or_telemetry_has_no_charts_of_them(golden):
+def test_build_page_without_steps_or_telemetry_skips_their_charts(golden):
     path = golden("good")
     for file in [*path.glob("steps-*"), *path.glob("telemetry-*")]:
         file.unlink()
@@ -47,16 +47,16 @@ def test_a_run_without_steps_or_telemetry_has_no_charts_of_them(golden):
     assert "throughput" in names
 
 
-def test_a_damaged_step_file_is_told_and_costs_only_its_charts(golden):
+def test_build_page_with_damaged_step_file_reports_it_and_skips_its_charts(golden):
     path = golden("good")
     file = path / "steps-rank0000.csv"
-    file.write_text(file.read_text() + "this is no step\n")
+    file.write_text(file.read_text() + "not a number\n")
     page = page_of(path)
     assert "distribution" not in [section.id for section in page.sections]
-    assert any("this is no step" in value for _, value in page.sections[-1].blocks[0].rows)
+    assert any("not a number" in value for _, value in page.sections[-1].blocks[0].rows)
 
 
-def test_a_point_outside_of_the_folder_is_not_read(golden):
+def test_build_page_does_not_read_points_outside_the_run_folder(golden):
     path = golden("good")
     other = golden("throttled")
     change_result(path, points=[{"label": "sly", "run": f"../{other.name}"}])
@@ -65,7 +65,7 @@ def test_a_point_outside_of_the_folder_is_not_read(golden):
     assert table.rows[0][-1] == "cannot be read"
 
 
-def test_warm_up_is_shaded_and_outliers_are_marked(golden):
+def test_timeline_shades_warm_up_and_marks_outliers(golden):
     path = golden("good")
     result = json.loads((path / "result.json").read_text())
     outliers, steady_from = result["step_seconds"]["outlier_steps"], result["throughput"]["steady_from_step"]
@@ -83,7 +83,7 @@ def test_warm_up_is_shaded_and_outliers_are_marked(golden):
     assert {str(step) for step in outliers} <= {row["which"] for row in marks["data"]["values"]}
 
 
-def test_steps_and_telemetry_share_the_time_axis(golden):
+def test_timeline_panels_share_the_time_axis(golden):
     (timeline,) = (figure for figure in page_of(golden("throttled")).figures if figure.name == "timeline")
     panels = timeline.spec["vconcat"]
     assert len(panels) >= 6
@@ -95,7 +95,7 @@ def test_steps_and_telemetry_share_the_time_axis(golden):
     assert all(domain(panel) == domain(panels[0]) for panel in panels)
 
 
-def test_links_are_seen_from_where_the_page_lies(golden, tmp_path: Path):
+def test_links_are_relative_to_the_page_folder(golden, tmp_path: Path):
     path = golden("good")
     for folder in (path, tmp_path, tmp_path / "else/where"):
         sections = {section.id: section for section in build_page(read_view(path, folder)).sections}
@@ -105,7 +105,7 @@ def test_links_are_seen_from_where_the_page_lies(golden, tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names are UTF-8 there")
-def test_names_that_are_no_utf8_can_be_linked(golden):
+def test_links_quote_names_that_are_not_utf8(golden):
     path = golden("good")
     Path(os.fsdecode(os.fsencode(path) + b"/x\xff.txt")).write_text("")
     (path / "<img src=x onerror=alert(1)>.txt").write_text("")
@@ -116,7 +116,7 @@ def test_names_that_are_no_utf8_can_be_linked(golden):
     assert "<script>alert" not in html
 
 
-def test_a_run_of_points_speaks_of_them_and_not_of_itself(golden):
+def test_build_page_of_run_with_points_shows_only_points(golden):
     path = golden("good")
     child = shutil.copytree(path, path / "points/a")
     shutil.copytree(child, path / "points/b")
@@ -130,12 +130,10 @@ def test_a_run_of_points_speaks_of_them_and_not_of_itself(golden):
         file.unlink()
     page = page_of(path)
     assert [section.id for section in page.sections] == ["findings", "points", "repeat", "unmeasured"]
-    assert page.sections[-1].blocks[0].rows == [
-        ("steps, utilisation, memory, energy", "each run under points/ has its own")
-    ]
+    assert page.sections[-1].blocks[0].rows == [("steps, utilisation, memory, energy", "see each run in points/")]
 
 
-def test_of_many_devices_the_unlike_one_is_named(golden):
+def test_timeline_of_many_devices_names_only_outliers(golden):
     (timeline,) = (figure for figure in page_of(golden("ten-ranks")).figures if figure.name == "timeline")
     scales = [
         panel["encoding"]["color"]["scale"]
@@ -143,23 +141,23 @@ def test_of_many_devices_the_unlike_one_is_named(golden):
         if "color" in panel.get("encoding", {})
     ]
     assert scales
-    assert all(scale["domain"] == ["node-a-cuda0", "the others"] for scale in scales)
+    assert all(scale["domain"] == ["node-a-cuda0", "other devices"] for scale in scales)
     assert all(len(set(scale["range"])) == 2 for scale in scales)
 
 
-def test_published_figures_come_with_their_sources(golden):
+def test_published_results_have_sources(golden):
     (figure,) = (figure for figure in page_of(golden("data-starved")).figures if figure.name == "published")
     assert len(figure.data.rows) > 30
     assert all(row[-1] for row in figure.data.rows)
 
 
-def test_a_long_run_is_drawn_in_buckets_and_says_so(golden):
+def test_timeline_of_long_run_draws_buckets(golden):
     path = golden("good")
     steps = path / "steps-rank0000.csv"
     rows = [f"{n},0,{n / 50:.4f},0.0001,{9.0 if n == 7003 else 0.02},4,1,0.1" for n in range(9000)]
     steps.write_text("step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr\n" + "\n".join(rows) + "\n")
     (section,) = (section for section in page_of(path).sections if section.id == "timeline")
-    assert "The line is the mean of 8 steps at a time" in section.lead
+    assert "The line is the mean of 8 steps," in section.lead
     layers = section.blocks[0].spec["vconcat"][0]["layer"]
     assert {"area", "line"} <= {layer["mark"]["type"] for layer in layers}
     (marks,) = (layer for layer in layers if layer["mark"]["type"] == "point")
@@ -167,7 +165,7 @@ def test_a_long_run_is_drawn_in_buckets_and_says_so(golden):
     assert [(row["which"], row["what"]) for row in slow] == [("7000 to 7007", "off the scale")]
 
 
-def test_json_in_a_page_cannot_end_its_script_or_hold_nan():
+def test_as_json_escapes_script_end_and_rejects_nan():
     text = str(as_json({"a": "</script><!--&\u2028"}))
     assert not re.search(r"[<>&\u2028]", text)
     assert json.loads(text) == {"a": "</script><!--&\u2028"}
@@ -193,7 +191,7 @@ def index_of(folder: Path) -> Page:
     return build_index(find_runs(folder), folder.parent)[0]
 
 
-def test_index_has_newest_first_with_numbers_to_sort_by_and_links_to_pages(golden, tmp_path: Path):
+def test_index_lists_newest_first_with_sort_keys_and_links(golden, tmp_path: Path):
     runs = make_runs(tmp_path / "runs", golden("good"), 4)
     (runs / "run-0/report.html").write_text("")
     page = index_of(runs)
@@ -205,7 +203,7 @@ def test_index_has_newest_first_with_numbers_to_sort_by_and_links_to_pages(golde
     assert [float(key[rate]) for key in table.keys] == sorted((float(key[rate]) for key in table.keys), reverse=True)
 
 
-def test_what_was_run_twice_has_its_trend_by_machine(golden, tmp_path: Path):
+def test_index_draws_trend_of_repeated_runs_by_machine(golden, tmp_path: Path):
     runs = make_runs(tmp_path / "runs", golden("good"), 3)
     shutil.copytree(golden("throttled"), runs / "other")
     (trend,) = index_of(runs).figures
@@ -215,7 +213,7 @@ def test_what_was_run_twice_has_its_trend_by_machine(golden, tmp_path: Path):
     assert all(row["low"] <= row["rate"] <= row["high"] * 1.05 for row in rows)
 
 
-def test_damaged_runs_are_named_in_the_index_and_hostile_names_stay_text(golden, tmp_path: Path):
+def test_index_lists_damaged_runs_and_escapes_names(golden, tmp_path: Path):
     runs = make_runs(tmp_path / "runs", golden("good"), 2)
     (runs / "run-1/result.json").write_text('{"format": 1, "kind"')
     (runs / "run-0").rename(runs / "<b onclick='x'>\u202e")
@@ -234,7 +232,7 @@ def test_damaged_runs_are_named_in_the_index_and_hostile_names_stay_text(golden,
 WHOLE = "var x=1;/* </script <!-- */window.vegaEmbed=x;window.vega=x;"
 
 
-def test_load_scripts_keeps_them_and_survives_a_damaged_or_readonly_cache(
+def test_load_scripts_uses_cache_and_tolerates_damaged_or_readonly_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made = []
@@ -279,12 +277,12 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_contrast_is_computed_as_the_standard_does():
+def test_contrast_matches_wcag_values():
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
-def test_there_are_a_light_theme_and_the_same_dark_one_twice():
+def test_style_has_one_light_and_two_equal_dark_themes():
     light, by_system, by_button = THEMES
     assert by_system == by_button
     assert set(light) == set(by_system)
@@ -292,8 +290,8 @@ def test_there_are_a_light_theme_and_the_same_dark_one_twice():
 
 
 @pytest.mark.parametrize("theme", THEMES[:2], ids=["light", "dark"])
-def test_text_can_be_read_and_marks_can_be_seen(theme: dict[str, str]):
-    """With the contrast that WCAG 2.2 asks for."""
+def test_theme_colours_have_enough_contrast(theme: dict[str, str]):
+    """WCAG 2.2 requires 4.5:1 for text and 3:1 for marks."""
     for behind in ("--paper", "--panel"):
         assert not [name for name in TEXT if contrast(theme[name], theme[behind]) < 4.5]
     assert not [name for name in MARKS if contrast(theme[name], theme["--paper"]) < 3]

@@ -1,6 +1,6 @@
-"""Every kind of page: what it says is recorded, text from files stays text, charts are drawn in files and browsers.
+"""Tests of every kind of page: recorded text, escaping, charts in files and browsers.
 
-After a change that is meant, record again with GOLDEN_RECORD=1 and look at the difference.
+After an intended change, record again with GOLDEN_RECORD=1 and review the diff.
 """
 
 import json
@@ -24,12 +24,12 @@ RECORDED = Path(__file__).parent / "pages"
 DATASETS = {"dataset": {"detect": True}, "dataset-classes": {"num_classes": 60}}
 ALL = [*KINDS, *DATASETS, "index"]
 OF_BENCH = ("killed", "throttled", "ten-ranks", "train-missed")
-"""Like another one; tests/integration/test_report.py opens them all."""
-MOST_ROWS = 4
+"""Similar to other kinds; tests/integration/test_report.py opens them all."""
+MAX_ROWS = 4
 
 
 def make_page(kind: str, folder: Path, *, hostile: bool = False) -> Page:
-    """The page of a kind of run, of a data set, or the index."""
+    """Build the page of a kind of run, of a data set, or the index."""
     if kind in DATASETS:
         summary = make_summary(**DATASETS[kind])
         return build_dataset_page(poison(summary) if hostile else summary)
@@ -40,7 +40,7 @@ def make_page(kind: str, folder: Path, *, hostile: bool = False) -> Page:
 
 
 def describe(page: Page) -> Iterator[str]:
-    """What a page says, without what a machine or a release changes."""
+    """Yield the text of a page without sections that depend on machine or release."""
     yield f"{page.about} | {page.verdict} | {page.setting}"
     for section in page.sections:
         if section.id in ("repeat", "machine"):
@@ -58,22 +58,22 @@ def describe(page: Page) -> Iterator[str]:
             elif block.kind in ("table", "facts"):
                 rows = [" | ".join(map(str, row)) for row in block.rows]
                 heads = [f"{' | '.join(block.columns)} ({block.caption})"] if block.kind == "table" else []
-                shown = rows[:MOST_ROWS] + rows[max(MOST_ROWS, len(rows) - 1) :]
+                shown = rows[:MAX_ROWS] + rows[max(MAX_ROWS, len(rows) - 1) :]
                 yield f"[{block.kind}] {' // '.join(heads + shown)}"
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_page_says_what_is_recorded(kind: str, tmp_path: Path):
-    message = "\n".join(describe(make_page(kind, tmp_path))).replace(str(tmp_path), "FOLDER") + "\n"
+def test_page_matches_recorded_text(kind: str, tmp_path: Path):
+    text = "\n".join(describe(make_page(kind, tmp_path))).replace(str(tmp_path), "FOLDER") + "\n"
     file = RECORDED / f"{kind}.txt"
     if os.environ.get("GOLDEN_RECORD"):
         file.parent.mkdir(exist_ok=True)
-        file.write_text(message)
-    assert message == file.read_text()
+        file.write_text(text)
+    assert text == file.read_text()
 
 
 class Tags(HTMLParser):
-    """Collects what a page refers to, and whether its tags are closed in order."""
+    """Collect the addresses in a page, and check that its tags are closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_text_from_files_stays_text_on_the_page(kind: str, tmp_path: Path):
+def test_page_escapes_text_from_files(kind: str, tmp_path: Path):
     html = render(make_page(kind, tmp_path, hostile=True), "")
     assert "<script>'" not in html
     assert not hidden(html)
@@ -105,7 +105,7 @@ def test_text_from_files_stays_text_on_the_page(kind: str, tmp_path: Path):
 
 @pytest.mark.parametrize("width", [40, 80, 400])
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_from_files_stays_text_on_the_terminal(
+def test_terminal_output_escapes_text_from_files(
     kind: str, width: int, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -120,7 +120,7 @@ def test_text_from_files_stays_text_on_the_terminal(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
-def test_charts_are_told_in_words_and_become_files(kind: str, tmp_path: Path):
+def test_charts_have_alt_text_and_are_exported(kind: str, tmp_path: Path):
     for hostile in (False, True):
         figures = make_page(kind, tmp_path / str(hostile), hostile=hostile).figures
         assert len({figure.name for figure in figures}) == len(figures)
@@ -135,7 +135,7 @@ def test_charts_are_told_in_words_and_become_files(kind: str, tmp_path: Path):
             assert not re.search(r"var\(--|NaN|undefined", text)
 
 
-# Texts of charts that reach out of their image
+# Texts that reach out of their chart
 CUT = """[...document.querySelectorAll('.chart')].flatMap(place =>
 [...place.querySelectorAll('svg text')].filter(text => {
   const box = text.getBoundingClientRect(), around = place.querySelector('svg').getBoundingClientRect();
@@ -146,7 +146,7 @@ CUT = """[...document.querySelectorAll('.chart')].flatMap(place =>
 @pytest.mark.slow
 @pytest.mark.parametrize("hostile", [False, True], ids=["usual", "hostile"])
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind not in OF_BENCH])
-def test_page_is_drawn_at_any_width_and_fetches_nothing(kind: str, hostile: bool, browser: Browser, tmp_path: Path):
+def test_page_fits_any_width_and_makes_no_requests(kind: str, hostile: bool, browser: Browser, tmp_path: Path):
     made = make_page(kind, tmp_path, hostile=hostile)
     write_page(made, tmp_path / "page.html")
     for width, dark in ((390, True),) if hostile else ((390, True), (1400, False)):

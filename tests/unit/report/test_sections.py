@@ -1,4 +1,4 @@
-"""Sections of a page: the numbers that charts and tables hold, what is left out, and what damaged files do to them."""
+"""Tests of report sections: numbers in charts and tables, skipped parts, damaged files."""
 
 import base64
 import json
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from support.builders import pages as made
-from support.builders.hostile_text import EVIL
+from support.builders.hostile_text import HOSTILE
 from support.builders.mlperf_logs import write_mlperf_run, write_mlperf_runs
-from support.builders.results import A100, POINTS, make_feeding, make_point, make_timeline, write_profile
+from support.builders.results import A100, POINTS, make_data_bench, make_point, make_timeline, write_profile
 from support.builders.sweeps import make_row, make_sweep
 from support.builders.training_results import (
     make_evaluations,
@@ -52,7 +52,7 @@ def figures(page: Page) -> dict[str, Figure]:
 
 
 def rows_of(spec: Any, what: str = "", key: str = "what") -> list[dict[str, Any]]:
-    """All data rows of a chart whose `key` begins so; rows that several layers share come once."""
+    """Return the distinct data rows of a chart whose `key` starts with `what`."""
     if isinstance(spec, list):
         found = [row for part in spec for row in rows_of(part, what, key)]
     elif isinstance(spec, dict):
@@ -67,7 +67,7 @@ def rows_of(spec: Any, what: str = "", key: str = "what") -> list[dict[str, Any]
 # A sweep
 
 
-def test_sweep_chart_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
+def test_sweep_chart_has_intervals_log_axis_and_knee(tmp_path: Path):
     page = page_of(made.write_sweep(tmp_path, make_sweep(*made.BATCHES)))
     spec = json.dumps(figures(page)["sweep"].spec)
     assert all(part in spec for part in ('"type": "log"', '"base": 2', '"knee: 16"', '"errorbar"'))
@@ -78,7 +78,7 @@ def test_sweep_chart_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
     assert "points" not in names(page)
 
 
-def test_sweep_values_without_an_order_are_bars_and_zero_has_a_straight_axis(tmp_path: Path):
+def test_sweep_of_unordered_values_draws_bars_and_zero_uses_linear_axis(tmp_path: Path):
     choice = make_sweep(make_row("fp32", 1.0), make_row("bf16", 2.0), key="train.precision")
     drawn = figures(page_of(made.write_sweep(tmp_path, choice)))
     assert list(drawn) == ["sweep"]
@@ -89,19 +89,19 @@ def test_sweep_values_without_an_order_are_bars_and_zero_has_a_straight_axis(tmp
     assert '"log"' not in json.dumps(drawn["sweep"].spec)
 
 
-def test_killed_sweep_is_shown_with_the_rows_it_has(tmp_path: Path):
+def test_killed_sweep_shows_finished_rows(tmp_path: Path):
     page = page_of(made.write_sweep(tmp_path, make_sweep(*made.BATCHES[:3], values=[1, 2, 4, 8, 16]), status="running"))
     assert find(page, "sweep").lead.startswith("The sweep is killed: 3 of 5 points")
     assert "--resume RUN" in find(page, "findings").blocks[0].rows[-1].hint
     empty = page_of(made.write_sweep(tmp_path / "empty", make_sweep(values=[1, 2]), status="running"))
     assert find(empty, "sweep").blocks == []
-    assert empty.verdict == "No number: the run is killed"
+    assert empty.verdict == "No result: the run is killed"
 
 
 @pytest.mark.parametrize(
     "value", [10**400, 1e308, -1, 0, None, True, [1, [2]], {"a": 1}, "x" * 3000], ids=lambda v: str(v)[:8]
 )
-def test_sweep_of_any_value_is_drawn(tmp_path: Path, value: Any):
+def test_sweep_draws_any_value(tmp_path: Path, value: Any):
     sweep = make_sweep(make_row(value, 1.0), make_row(3, 2.0), make_row(4, 2.0), values=[value, 3, 4])
     assert render(page_of(made.write_sweep(tmp_path, sweep)), "")
 
@@ -110,9 +110,9 @@ def test_sweep_of_any_value_is_drawn(tmp_path: Path, value: Any):
 
 
 @pytest.mark.parametrize(("rate", "drawn"), [(3000.0, True), (600.0, True), (20_000.0, False)])
-def test_threads_have_their_intervals_and_a_demand_near_them(tmp_path: Path, rate: float, drawn: bool):
+def test_threads_chart_has_intervals_and_demand_line_if_near(tmp_path: Path, rate: float, drawn: bool):
     demand = A100.model_copy(update={"images_per_second": rate})
-    page = page_of(made.write_data_bench(tmp_path, make_feeding(POINTS, cores=4, demand=demand)))
+    page = page_of(made.write_data_bench(tmp_path, make_data_bench(POINTS, cores=4, demand=demand)))
     layers = figures(page)["threads"].spec["layer"]
     rows = {row["x"]: row for row in layers[0]["data"]["values"]}
     assert {threads: row["y"] for threads, row in rows.items()} == {1: 600, 2: 1190, 4: 2200, 8: 2400}
@@ -120,14 +120,14 @@ def test_threads_have_their_intervals_and_a_demand_near_them(tmp_path: Path, rat
     assert [layer["data"]["values"] for layer in layers[3:]] == ([[{"y": rate}]] if drawn else [])
 
 
-def test_data_bench_leaves_out_what_was_not_measured(tmp_path: Path):
-    page = page_of(made.write_data_bench(tmp_path, make_feeding([make_point(2, 1190)], stages=[])))
+def test_data_bench_skips_unmeasured_sections(tmp_path: Path):
+    page = page_of(made.write_data_bench(tmp_path, make_data_bench([make_point(2, 1190)], stages=[])))
     assert page.figures == []
     assert "stages" not in names(page)
-    assert find(page, "threads").blocks[0].columns == ["threads", "images/s", "95 % interval", "images/s a core"]
+    assert find(page, "threads").blocks[0].columns == ["threads", "images/s", "95 % interval", "images/s per core"]
 
 
-# A training, and several
+# Training runs
 
 
 def make_page(folder: Path, **changes: Any) -> Page:
@@ -135,7 +135,7 @@ def make_page(folder: Path, **changes: Any) -> Page:
     return page_of(write_training(folder, make_training(**changes), steps))
 
 
-def test_accuracy_has_its_target_and_the_moment_it_was_reached(tmp_path: Path):
+def test_accuracy_chart_marks_target_and_time_reached(tmp_path: Path):
     drawn = figures(make_page(tmp_path))
     spec = drawn["accuracy"].spec
     assert {row["y"] for row in rows_of(spec, "target 90 %")} == {90}
@@ -152,17 +152,17 @@ def test_accuracy_has_its_target_and_the_moment_it_was_reached(tmp_path: Path):
     assert not rows_of(missed["accuracy"].spec, "reached", "shown")
 
 
-def test_of_many_evaluations_some_are_shown_with_the_best(tmp_path: Path):
+def test_many_evaluations_are_thinned_but_keep_the_best(tmp_path: Path):
     history = make_evaluations(tuple(0.5 + 0.3 * (n == 77) for n in range(500)))
     page = make_page(tmp_path, quality=make_quality(history=history, seconds_to_target=None), status="target_missed")
-    table = find(page, "learning").blocks[-1]
+    table = find(page, "training").blocks[-1]
     assert len(table.rows) <= 60
     assert [row[0] for row in table.rows if row[-1] == "best"] == ["78"]
-    assert table.caption == f"{500 - len(table.rows)} evaluations between these left out."
+    assert table.caption == f"{500 - len(table.rows)} more evaluations not shown."
     assert len(rows_of(figures(page)["accuracy"].spec, "top-1")) <= 300
 
 
-def test_training_without_evaluations_throughput_or_finite_losses_has_a_page(tmp_path: Path):
+def test_training_page_without_evaluations_throughput_or_finite_losses(tmp_path: Path):
     never = make_quality(history=[], target=None, seconds_to_target=None, epochs=2.0)
     page = make_page(tmp_path / "a", quality=never, status="interrupted", steps=make_steps()[:100])
     assert "accuracy" not in figures(page)
@@ -171,15 +171,15 @@ def test_training_without_evaluations_throughput_or_finite_losses_has_a_page(tmp
     assert (find(page, "numbers").blocks[0].rows[0], find(page, "numbers").lead) == (("top-1, best", "61.2 %"), "")
     steps = [step._replace(loss=float("nan")) if step.step > 300 else step for step in make_steps()]
     page = make_page(tmp_path / "c", steps=steps)
-    assert "The loss was not a finite number in 99 steps." in find(page, "learning").lead
+    assert "The loss was NaN or infinite in 99 steps." in find(page, "training").lead
     assert len(rows_of(figures(page)["loss"].spec, "each step")) == 301
     page = make_page(tmp_path / "d", steps=[step._replace(loss=float("inf")) for step in steps[:5]])
-    assert "never a number" in figures(page)["loss"].alt
+    assert "never finite" in figures(page)["loss"].alt
     page = make_page(tmp_path / "e", quality=make_quality(history=make_evaluations((0.95,))), steps=make_steps()[:1])
     assert {"accuracy", "loss", "time-to-target"} <= set(figures(page))
 
 
-def test_damaged_step_file_costs_a_training_only_its_loss(tmp_path: Path):
+def test_training_with_damaged_step_file_skips_loss_chart(tmp_path: Path):
     path = write_training(tmp_path)
     (path / "steps-rank0000.csv").write_text("not,a,step\n1,2,3\n")
     page = page_of(path)
@@ -187,7 +187,7 @@ def test_damaged_step_file_costs_a_training_only_its_loss(tmp_path: Path):
     assert "not a step file" in str(find(page, "unmeasured").blocks)
 
 
-def test_runs_that_missed_are_dropped_and_a_single_time_is_not_drawn(tmp_path: Path):
+def test_runs_that_missed_target_are_dropped_and_single_time_is_not_drawn(tmp_path: Path):
     (table,) = blocks(find(page_of(write_repeated(tmp_path, (41.0, 38.0, None))), "trainings"), Table)
     assert [row[-2:] for row in table.rows] == [
         ["target reached", ""], ["target reached", "dropped"], ["target missed", "dropped"],
@@ -198,29 +198,29 @@ def test_runs_that_missed_are_dropped_and_a_single_time_is_not_drawn(tmp_path: P
     assert "accuracy-runs" in drawn
 
 
-# Epochs to the target against MLPerf's reference
+# Convergence compared with MLPerf's reference
 
 
 def convergence_of(path: Path) -> Section | None:
     return build_convergence(read_view(path))
 
 
-def test_runs_are_compared_with_the_reference(tmp_path):
+def test_convergence_compares_runs_with_reference(tmp_path):
     section = convergence_of(write_mlperf_runs(tmp_path))
-    assert section.title == "Convergence against MLPerf's reference"
+    assert section.title == "Convergence compared with MLPerf's reference"
     assert section.lead.startswith("35.0 epochs to the target; the reference needs 35.2 at batch 3,264: passes")
     figure, table = section.blocks
     assert figure.alt == section.lead
     runs = figure.spec["layer"][-1]["data"]["values"]
     assert [(row["batch"], row["epochs"], row["what"]) for row in runs] == [(3264, 35, "reached the target")] * 5
-    assert table.rows[1] == ["3,264", "35.15", "34.31", "0.75", "compared with"]
+    assert table.rows[1] == ["3,264", "35.15", "34.31", "0.75", "used here"]
     assert [row[-1] for row in table.rows].count("not counted") == 5
 
 
-def test_one_run_has_the_section_too(tmp_path):
+def test_convergence_of_single_run(tmp_path):
     passes = "MLPerf multiplies the time by 1.0044 (a result needs 5 runs, not 1)."
     missed = "0 of 1 runs reached the target; the reference needs 35.2 epochs at a batch of 3,264."
-    for converged, lead, what in ((True, passes, "reached the target"), (False, missed, "missed it")):
+    for converged, lead, what in ((True, passes, "reached the target"), (False, missed, "missed the target")):
         section = convergence_of(write_mlperf_run(tmp_path / what, 1, converged=converged))
         assert section.lead.endswith(lead)
         assert rows_of(section.blocks[0].spec, what)[0]["epochs"] == 35
@@ -235,7 +235,7 @@ def test_one_run_has_the_section_too(tmp_path):
         ("result.json", '"kind": "train"', '"kind": "bench"'),
     ],
 )
-def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, file, old, new):
+def test_convergence_is_skipped_if_reference_does_not_apply(tmp_path, file, old, new):
     path = write_mlperf_run(tmp_path, 1)
     text = (path / file).read_text()
     assert old in text
@@ -245,7 +245,7 @@ def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, file, o
     assert bool(view.warnings) == (new == ":::MLLOG {")
 
 
-def test_logs_outside_of_the_run_are_not_read(tmp_path):
+def test_convergence_ignores_logs_outside_the_run_folder(tmp_path):
     outside = write_mlperf_run(tmp_path / "elsewhere", 1)
     path = write_training(tmp_path)
     assert convergence_of(path) is None
@@ -256,7 +256,7 @@ def test_logs_outside_of_the_run_are_not_read(tmp_path):
 # A profile
 
 
-def test_parts_of_a_step_add_up_in_colours_of_their_own(tmp_path: Path):
+def test_breakdown_parts_add_up_and_have_fixed_colours(tmp_path: Path):
     for kind in ("cpu", "cuda"):
         timeline = make_timeline(kind)
         spec = figures(page_of(write_profile(tmp_path / kind, timeline)))["breakdown"].spec
@@ -272,7 +272,7 @@ def test_parts_of_a_step_add_up_in_colours_of_their_own(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("count", "most", "keep"), [(5, 30, ()), (200, 30, ()), (500, 60, (77, 78)), (0, 3, ())])
-def test_choose_evenly_keeps_the_ends_and_what_is_asked_for(count: int, most: int, keep: tuple[int, ...]):
+def test_choose_evenly_keeps_ends_and_requested_positions(count: int, most: int, keep: tuple[int, ...]):
     chosen = choose_evenly(count, most, keep)
     assert chosen == sorted(set(chosen))
     assert len(chosen) == min(count, most)
@@ -280,16 +280,16 @@ def test_choose_evenly_keeps_the_ends_and_what_is_asked_for(count: int, most: in
 
 
 @pytest.mark.parametrize(
-    "trace", ["../other.json", "/etc/passwd", "javascript:alert(1)", "gone.json", "a\0b", EVIL, "."]
+    "trace", ["../other.json", "/etc/passwd", "javascript:alert(1)", "gone.json", "a\0b", HOSTILE, "."]
 )
-def test_only_a_trace_within_the_run_folder_is_linked(tmp_path: Path, trace: str):
+def test_trace_outside_run_folder_is_not_linked(tmp_path: Path, trace: str):
     (tmp_path / "other.json").write_text("{}")
     section = find(page_of(write_profile(tmp_path, make_timeline(trace=trace))), "breakdown")
     assert not blocks(section, Links)
-    assert blocks(section, FactsBlock)[-1].rows == [("trace", f"{trace}, which is not in the run folder")]
+    assert blocks(section, FactsBlock)[-1].rows == [("trace", f"{trace} is not in the run folder")]
 
 
-def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_path: Path):
+def test_operators_sort_by_number_and_list_full_names(tmp_path: Path):
     page = page_of(write_profile(tmp_path, make_timeline("cuda")))
     (table,) = blocks(find(page, "operators"), Table)
     wrapper = next(place for place, row in enumerate(table.rows) if row[0].startswith("autograd"))
@@ -302,7 +302,7 @@ def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_pa
     assert (len(row["label"].rpartition(":")[0]), len(row["whole"])) == (36, 600)
 
 
-def test_roofline_has_roofs_and_points_and_without_flops_only_bounds(tmp_path: Path):
+def test_roofline_draws_roofs_and_points_and_without_flops_only_bounds(tmp_path: Path):
     timeline = make_timeline()
     drawn = figures(page_of(write_profile(tmp_path, timeline)))["roofline"]
     roof = drawn.spec["layer"][0]["data"]["values"]
@@ -322,7 +322,7 @@ def test_roofline_has_roofs_and_points_and_without_flops_only_bounds(tmp_path: P
     [({"seconds": 0.0}, "roofline"), ({"flops": 1e308, "seconds": 1e-9}, "roofline"), ({"share_of_bound": 1e308}, "")],
     ids=str,
 )
-def test_numbers_that_cannot_be_drawn_cost_only_their_section(
+def test_section_with_invalid_numbers_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, float], missing: str
 ):
     timeline = make_timeline()
@@ -331,13 +331,13 @@ def test_numbers_that_cannot_be_drawn_cost_only_their_section(
     roofs = roofs.model_copy(update={"operators": spoilt, "points": spoilt})
     page = page_of(write_profile(tmp_path, timeline.model_copy(update={"roofline": roofs})))
     assert ("roofline" in names(page)) is (missing != "roofline")
-    assert f"profile.build_{missing} cannot be drawn: " in str(find(page, "unmeasured").blocks) or not missing
-    assert f"profile.build_{missing} cannot be drawn: " in caplog.text or not missing
+    assert f"section profile.build_{missing} skipped: " in str(find(page, "unmeasured").blocks) or not missing
+    assert f"section profile.build_{missing} skipped: " in caplog.text or not missing
     assert not any(record.exc_info for record in caplog.records if record.levelname == "WARNING")
     render(page, "")
 
 
-# What an evaluation brought along
+# Details of an evaluation
 
 
 def table_of(drawn: str, **changes: Any) -> QualityTable:
@@ -352,7 +352,7 @@ def quality_of(folder: Path, table: QualityTable) -> list[Any]:
     return list(section.blocks) if section else []
 
 
-def test_lines_are_drawn_by_their_names_with_axes_of_shares(tmp_path: Path):
+def test_quality_lines_have_a_colour_per_name_and_unit_axes(tmp_path: Path):
     rows = [[x / 10, 1 - x / 10 * steep, f"steep {steep}"] for steep in (0.5, 0.9) for x in range(11)]
     table = table_of("lines", columns=["recall", "precision", "line"], rows=rows, note="How to read it.")
     figure, prose = quality_of(tmp_path, table)
@@ -366,7 +366,7 @@ def test_lines_are_drawn_by_their_names_with_axes_of_shares(tmp_path: Path):
     assert "domain" not in figure.spec["layer"][0]["encoding"]["x"]["scale"]
 
 
-def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
+def test_quality_bars_have_values_and_tooltips(tmp_path: Path):
     (figure,) = quality_of(tmp_path, table_of("bars"))
     assert figure.spec["layer"][0]["data"]["values"] == [
         {"what": "ant", "x": 0.25, "shown": "0.250", "more": "AP 0.250, boxes 7"},
@@ -389,7 +389,7 @@ def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
     ],
     ids=str,
 )
-def test_tables_that_do_not_fit_their_drawing_are_shown_as_far_as_they_do(tmp_path: Path, changes: dict[str, Any]):
+def test_quality_table_that_does_not_fit_chart_is_not_drawn(tmp_path: Path, changes: dict[str, Any]):
     shown = quality_of(tmp_path, table_of(**({"drawn": "table"} | changes)))
     assert not [block for block in shown if isinstance(block, Figure)]
 
@@ -400,14 +400,16 @@ def image_of(*boxes: Any, **changes: Any) -> QualitySample:
 
 
 def gallery_of(folder: Path, *images: QualitySample) -> tuple[Gallery | None, list[str]]:
-    """What the section shows of images in a run that has the four of made_pages."""
-    section = quality.build(read_view(made.write_found(folder, made.make_found(tables=[], samples=list(images)))))
+    """Return the gallery and notes of the quality section for these images."""
+    section = quality.build(
+        read_view(made.write_detection(folder, made.make_detection_quality(tables=[], samples=list(images))))
+    )
     shown = section.blocks if section else []
     notes = [block.text for block in shown if isinstance(block, Prose)]
     return next((block for block in shown if isinstance(block, Gallery)), None), notes
 
 
-def test_images_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
+def test_gallery_clips_boxes_and_fits_labels(tmp_path: Path):
     image = image_of(
         made.box_of("dog", (0.5, 0.25, 0.75, 0.5), right_one=True),
         made.box_of("cat", (0.1, 0.1, 0.2, 0.2), right_one=False),
@@ -419,11 +421,11 @@ def test_images_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
     assert (gallery.min_score, notes) == (0.3, [])
     (shown,) = gallery.rows
     assert base64.b64decode(shown.jpeg_base64).startswith(b"\xff\xd8")
-    assert (shown.num_right, shown.num_true) == (1, 2)
-    assert all(word in shown.alt for word in ("dog 0.91 right", "cow 0.40 wrong", "never found: cat"))
+    assert (shown.num_correct, shown.num_true) == (1, 2)
+    assert all(word in shown.alt for word in ("dog 0.91 correct", "cow 0.40 wrong", "missed: cat"))
     looks = [(box.look, box.tag[:10], box.score) for box in shown.outlines]
     assert looks[:2] + looks[3:] == [
-        ("true", "", None), ("true", "cat", None), ("wrong", "✗ cow 0.40", 0.4), ("right", "dog 0.91", 0.91),
+        ("truth", "", None), ("truth", "cat", None), ("wrong", "✗ cow 0.40", 0.4), ("correct", "dog 0.91", 0.91),
     ]  # fmt: skip
     first, outside = shown.outlines[0], shown.outlines[3]
     assert (first.left, first.top, first.width, first.height) == (320, 106.75, 160, 106.75)
@@ -434,13 +436,13 @@ def test_images_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
         assert shown.letter_height <= box.tag_base < 427 or not box.tag
 
 
-def test_images_that_cannot_be_shown_are_named(tmp_path: Path):
+def test_gallery_names_skipped_images(tmp_path: Path):
     (tmp_path / "secret.jpg").write_bytes(b"\xff\xd8\xff secret")
     folder = tmp_path / "run"
     (folder / "samples").mkdir(parents=True)
     (folder / "good.jpg").write_bytes(base64.b64decode(made.JPEG))
-    (folder / "text.jpg").write_text("no image")
-    (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MOST_BYTES))
+    (folder / "text.jpg").write_text("not an image")
+    (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MAX_BYTES))
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     os.mkfifo(folder / "pipe.jpg")
     view = RunView(folder, make_training(), folder)
@@ -448,43 +450,43 @@ def test_images_that_cannot_be_shown_are_named(tmp_path: Path):
     outside = ("gone.jpg", "link.jpg", "pipe.jpg", "../secret.jpg", "samples", str(tmp_path / "secret.jpg"), "a\0b")
     for file, fault in (faults | dict.fromkeys(outside, "not in the run folder")).items():
         gallery, notes = quality.read_gallery(view, [image_of(file=file), image_of(file="good.jpg")])
-        assert (len(gallery.rows), notes) == (1, [f"1 image left out: {file} ({fault})."])
+        assert (len(gallery.rows), notes) == (1, [f"1 image skipped: {file} ({fault})."])
     flat, endless = image_of(file="good.jpg", width=0), image_of(file="x" * 5000)
     gallery, notes = quality.read_gallery(view, [flat, endless])
     assert gallery is None
-    assert notes[0].startswith("2 images left out: good.jpg (it has no size), xxx")
-    many = [image_of(file="good.jpg")] * (quality.MOST_IMAGES + 2)
+    assert notes[0].startswith("2 images skipped: good.jpg (its size is 0), xxx")
+    many = [image_of(file="good.jpg")] * (quality.MAX_IMAGES + 2)
     gallery, notes = quality.read_gallery(view, many)
-    assert len(gallery.rows) == quality.MOST_IMAGES
-    assert notes == [f"The first {quality.MOST_IMAGES} of {quality.MOST_IMAGES + 2} images are shown."]
+    assert len(gallery.rows) == quality.MAX_IMAGES
+    assert notes == [f"The first {quality.MAX_IMAGES} of {quality.MAX_IMAGES + 2} images are shown."]
 
 
 SHOWN = (
-    "[...document.querySelectorAll('.judged g[data-score]')].filter(box => getComputedStyle(box).display !== 'none')"
+    "[...document.querySelectorAll('.scored g[data-score]')].filter(box => getComputedStyle(box).display !== 'none')"
 )
 MOVE = (
-    "(value => {{ const slider = document.querySelector('.judged input'); slider.value = value;"
+    "(value => {{ const slider = document.querySelector('.scored input'); slider.value = value;"
     " slider.dispatchEvent(new Event('input')); }})({})"
 )
 
 
 @pytest.mark.slow
-def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, tmp_path: Path):
-    path = made.write_found(tmp_path)
+def test_gallery_slider_sets_minimum_score(browser: Browser, tmp_path: Path):
+    path = made.write_detection(tmp_path)
     html = render(page_of(path), "")
-    assert html.count(' low" data-score=') == sum(  # hidden without scripts, too
+    assert html.count(' low" data-score=') == sum(  # hidden even without scripts
         (box.score or 1) < 0.3 for image in made.make_images() for box in image.boxes
     )
     write_report(path)
     page = browser.open(path / "report.html", width=1000)
     scores = sorted(box.score for image in made.make_images() for box in image.boxes if box.score is not None)
     for least in (0.3, 0.9, 0.0):
-        if least != 0.3:  # where the page begins
+        if least != 0.3:  # the initial value
             page.evaluate(MOVE.format(least))
         shown = sorted(page.evaluate(f"{SHOWN}.map(box => Number(box.dataset.score))"))
         assert shown == pytest.approx([score for score in scores if score >= least])
-    right = sum(box.right_one is True for box in made.make_images()[3].boxes if box.score is not None)
-    assert page.evaluate("document.querySelectorAll('.judged .count')[3].textContent") == str(right)
+    correct = sum(box.right_one is True for box in made.make_images()[3].boxes if box.score is not None)
+    assert page.evaluate("document.querySelectorAll('.scored .count')[3].textContent") == str(correct)
     img, svg = (
         page.evaluate(f"document.querySelector('.large {tag}').getBoundingClientRect().width") for tag in ("img", "svg")
     )
@@ -495,7 +497,7 @@ def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, t
 # A data set
 
 
-def test_few_classes_are_all_drawn_and_of_many_the_extremes():
+def test_labels_chart_draws_all_of_few_classes_and_extremes_of_many():
     few = build_dataset_page(made.make_summary(3)).figures[0]
     assert [row["what"] for row in rows_of(few.spec)] == ["thing 2", "thing 1", "thing 0"]
     page = build_dataset_page(made.make_summary(1000))
@@ -505,13 +507,13 @@ def test_few_classes_are_all_drawn_and_of_many_the_extremes():
     assert name_classes(classes) == ["crane #0", "crane #1", "n3"]
 
 
-def test_data_set_counted_in_part_says_so_and_images_of_one_size_need_no_chart():
+def test_dataset_page_reports_partial_counts_and_skips_chart_of_one_size():
     summary = made.make_summary(detect=True)
     split = summary.splits[0]
     alike = split.looked_at.model_copy(update={"sizes": split.looked_at.sizes[:1]})
     part = split.model_copy(update={"counted": 4, "looked_at": alike})
     page = build_dataset_page(summary.model_copy(update={"splits": [part]}))
-    assert "Not all images were counted: 4 of 6 in train." in find(page, "labels").lead
+    assert "Only a part of the images was counted: 4 of 6 in train." in find(page, "labels").lead
     assert ("boxes in 4 images", "6") in page.sections[0].blocks[0].rows
     assert not [name for name in figures(page) if name.startswith("sizes")]
     (outline,) = page.sections[1].blocks[0].rows[0].outlines

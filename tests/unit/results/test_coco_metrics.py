@@ -1,4 +1,4 @@
-"""COCO's twelve numbers: the same as pycocotools', by either library; boxes matched for images."""
+"""COCO's twelve metrics agree with pycocotools for both evaluators; matching of boxes for images."""
 
 import json
 import sys
@@ -11,41 +11,43 @@ from support.builders.damage import real_data
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
 from trainstone.results import coco_metrics
-from trainstone.results.coco_metrics import Detections, Truth, list_tables, score_boxes
+from trainstone.results.coco_metrics import Detections, GroundTruth, list_tables, score_boxes
 from trainstone.results.schema.quality import QualityTable
 
 BOTH = sorted(coco_metrics.EVALUATORS)
 
 
-def truth_of(*boxes: tuple[float, ...], image: int = 0, label: int = 0, crowd: bool = False) -> Truth:
+def truth_of(*boxes: tuple[float, ...], image: int = 0, label: int = 0, crowd: bool = False) -> GroundTruth:
     edges = np.array(boxes, float).reshape(-1, 4)
     area = (edges[:, 2:] - edges[:, :2]).prod(axis=1)
     same = np.ones(len(edges), np.int64)
-    return Truth(image * same, label * same, edges, area, same * crowd > 0)
+    return GroundTruth(image * same, label * same, edges, area, same * crowd > 0)
 
 
 def found_of(*boxes: tuple[float, ...], image: int = 0, label: int = 0) -> Detections:
-    """Boxes of left, top, right, bottom, score."""
+    """Make detections from left, top, right, bottom, score."""
     rows = np.array(boxes, float).reshape(-1, 5)
     same = np.ones(len(rows), np.int64)
     return Detections(image * same, label * same, rows[:, :4], rows[:, 4])
 
 
-def join(*truths: Truth) -> Truth:
-    return Truth(*(np.concatenate([getattr(one, name) for one in truths]) for name in Truth.__dataclass_fields__))
+def join(*truths: GroundTruth) -> GroundTruth:
+    return GroundTruth(
+        *(np.concatenate([getattr(one, name) for one in truths]) for name in GroundTruth.__dataclass_fields__)
+    )
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
-def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
+def test_score_boxes_of_real_results_matches_known_metrics(evaluator: str):
     folder = real_data("eval")
     instances = read_instances(folder / "instances_val2014_100.json")
     results = json.loads((folder / "instances_val2014_fakebbox100_results.json").read_text())
     expected = json.loads((folder / "expected_fakebbox100.json").read_text())["stats"]
     numbers = number_categories(instances.categories)
-    # Equal scores of different images are settled by the images' order, in COCO that of their ids.
+    # Ties between images are resolved by image order, in COCO by image id.
     places = {number: place for place, number in enumerate(sorted(image.id for image in instances.images))}
     boxes = np.array([item.bbox for item in instances.annotations])
-    truth = Truth(
+    truth = GroundTruth(
         np.array([places[item.image_id] for item in instances.annotations]),
         np.array([numbers[item.category_id] - 1 for item in instances.annotations]),
         np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
@@ -68,10 +70,10 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
 @pytest.mark.parametrize("evaluator", BOTH)
 @pytest.mark.parametrize("added_pixels", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, evaluator: str):
+def test_score_boxes_of_random_boxes_matches_pycocotools(seed: int, added_pixels: int, evaluator: str):
     random = np.random.default_rng(seed)
     sizes = {"num_images": (3, 12, 3)[seed], "num_classes": (1, 2, 5)[seed]}
-    # Few images and classes: far more than 100 found boxes in one of them, and equal scores beyond the hundredth.
+    # Few images and classes, so that one has far more than 100 detections, and ties beyond the hundredth.
     truth, found = draw_boxes(random, **sizes, true=40, found=600)
     theirs = run_pycocotools(truth, found, **sizes, added_pixels=added_pixels)
     scores = score_boxes(
@@ -92,7 +94,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
-def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.CaptureFixture[str]):
+def test_score_boxes_omits_metrics_without_true_boxes(evaluator: str, capfd: pytest.CaptureFixture[str]):
     truth = truth_of((0, 0, 50, 50))
     nothing = score_boxes(truth, found_of(), images=np.arange(2), num_classes=3, evaluator=evaluator)
     assert nothing.metrics == {name: 0.0 for name in coco_metrics.METRICS if name[-5:] not in ("small", "large")}
@@ -106,7 +108,7 @@ def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
-def test_images_are_judged_by_the_numbers_they_have(evaluator: str):
+def test_score_boxes_uses_image_numbers(evaluator: str):
     truth = join(truth_of((0, 0, 50, 50), image=0), truth_of((0, 0, 50, 50), image=4951))
     found = found_of((0, 0, 50, 50, 0.9), image=4951)
     scores = score_boxes(truth, found, images=np.array([4951, 17, 0]), num_classes=1, evaluator=evaluator)
@@ -114,21 +116,21 @@ def test_images_are_judged_by_the_numbers_they_have(evaluator: str):
     assert (scores.num_images, scores.num_true, scores.num_found) == (3, 2, 1)
 
 
-def test_without_a_box_to_find_there_is_one_clear_error():
+def test_score_boxes_without_true_boxes_raises():
     for truth in (truth_of(), truth_of((0, 0, 50, 50), crowd=True)):
-        with pytest.raises(DataError, match="no box to find in 7 validation images") as caught:
+        with pytest.raises(DataError, match="no true box in 7 validation images") as caught:
             score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), images=np.arange(7), num_classes=2)
         assert "trainstone data info" in (caught.value.hint or "")
 
 
-def test_boxes_that_are_no_numbers_are_left_out():
+def test_score_boxes_skips_non_finite_detections():
     found = found_of((0, 0, 50, 50, 0.4), (0, np.nan, 50, 50, 0.9), (0, 0, np.inf, 50, 0.9), (0, 0, 50, 50, np.nan))
     found = Detections(found.image, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
     scores = score_boxes(truth_of((0, 0, 50, 50)), found, images=np.arange(1), num_classes=1)
     assert (scores.metrics["map"], scores.num_found) == (pytest.approx(1.0), 1)
 
 
-def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.MonkeyPatch):
+def test_score_boxes_uses_next_evaluator_if_first_is_missing(monkeypatch: pytest.MonkeyPatch):
     truth, found = draw_boxes(np.random.default_rng(9), num_images=5, num_classes=3, true=20, found=100)
     first = score_boxes(truth, found, images=np.arange(5), num_classes=3)
     assert first.evaluator.startswith("hotcoco")
@@ -143,10 +145,10 @@ def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_matches_are_those_pycocotools_makes(seed: int):
+def test_match_boxes_matches_pycocotools(seed: int):
     sizes = {"num_images": 6, "num_classes": 3}
     truth, found = draw_boxes(np.random.default_rng(seed), **sizes, true=30, found=90)
-    # Equal scores and overlaps are settled by the order, which is not said: here there are none.
+    # The order of ties is not specified, so these boxes have none.
     random = np.random.default_rng(100 + seed)
     found = Detections(found.image, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
     evaluation = run_pycocotools(truth, found, **sizes)
@@ -166,7 +168,7 @@ def find(tables: list[QualityTable], name: str) -> QualityTable:
     return next(table for table in tables if table.name == name)
 
 
-def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
+def test_list_tables_has_coco_names_curves_and_sorted_classes():
     scores = some_scores()
     tables = list_tables(scores, ["cat", "dog"])
     table = find(tables, "coco")
@@ -176,7 +178,7 @@ def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
     expected = [*precision, *(f"AP {name}" for name in sized), *recall, *(f"AR {name}" for name in sized)]
     assert [row[0] for row in table.rows] == expected
     assert [row[1] for row in table.rows] == [round(value, 4) for value in scores.metrics.values()]
-    assert f"{scores.num_true} true and 400 found boxes" in table.note
+    assert f"{scores.num_true} true and 400 detected boxes" in table.note
     table = find(tables, "precision-recall")
     assert (table.drawn, table.columns) == ("lines", ["recall", "precision", "line"])
     lines = {row[2] for row in table.rows}
@@ -197,15 +199,15 @@ def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
     # Of many classes those with the most boxes are shown.
     classes = [
         coco_metrics.ClassScore(label, label / 1000, 0.5, 1000 - label)
-        for label in range(coco_metrics.MOST_CLASSES + 20)
+        for label in range(coco_metrics.MAX_CLASSES + 20)
     ]
     many = coco_metrics.BoxScores(**{**vars(scores), "classes": classes})
     table = find(list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
-    assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(coco_metrics.MOST_CLASSES))]
+    assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(coco_metrics.MAX_CLASSES))]
     assert "the 100 of 120 classes with the most true boxes" in table.note
 
 
-def test_numbers_that_are_not_defined_are_left_empty():
+def test_list_tables_leaves_undefined_metrics_empty():
     truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
     tables = list_tables(score_boxes(truth, found, images=np.arange(1), num_classes=2), ["a", "b"])
     assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]

@@ -1,4 +1,4 @@
-"""Run folders: written, read, resumed, and judged from what they left where they did not come to their end."""
+"""Run folders: create, update, read, resume, and recover results of unfinished runs."""
 
 import json
 import os
@@ -25,11 +25,11 @@ def run(tmp_path: Path):
     return create_run(tmp_path / "runs", "bench", load_config("resnet50"), "trainstone bench")
 
 
-def test_a_new_run_is_readable_at_once_and_updates_are_read_back(run):
+def test_create_run_writes_readable_result_and_update_changes_it(run):
     result = read_result(run.path)
     assert (result.status, result.format, result.recipe.name) == ("running", FORMAT, "resnet50")
     assert run.path.name.split("-")[2] == "resnet50"
-    assert not run.undo()  # there is nothing to go back to
+    assert not run.rollback()  # not a resumed run
     run.update(status="ok", verdict="fine")
     change_result(run.path, something_new={"a": 1})  # by a newer version
     result = read_result(run.path / "result.json")
@@ -39,18 +39,18 @@ def test_a_new_run_is_readable_at_once_and_updates_are_read_back(run):
     assert "throughput" not in document
     assert None not in document.values()
     odd = create_run(run.path, "bench", load_config("resnet50", settings=['name="../../x y"']), "")
-    assert odd.path.parent == run.path  # a name that is no file name
+    assert odd.path.parent == run.path  # a name that is not a valid file name
     assert odd.path.is_dir()
 
 
-def test_a_run_whose_process_is_gone_reads_as_killed(run):
+def test_read_result_of_dead_process_is_killed(run):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    # The second: its number has gone to a younger process.
+    # The second change: a younger process has the same pid.
     for changes in ({"pid": gone.pid}, {"started_utc": "2020-01-01T00:00:00+00:00"}):
         change_result(run.path, process={**run.result.process.model_dump(), **changes})
         assert read_result(run.path).status == "killed"
-    # On another host files that stand still mean that it is dead.
+    # A run on another host counts as dead if its files are old.
     change_result(run.path, process={**run.result.process.model_dump(), "host": "elsewhere"})
     assert read_result(run.path).status == "running"
     for path in run.path.iterdir():
@@ -70,7 +70,7 @@ def test_a_run_whose_process_is_gone_reads_as_killed(run):
         ('{"format": 2}', "damaged at kind"),
     ],
 )
-def test_other_documents_are_refused(tmp_path: Path, content: str | None, words: str):
+def test_read_result_rejects_other_documents(tmp_path: Path, content: str | None, words: str):
     if content is not None:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(ResultError, match=words):
@@ -90,13 +90,13 @@ THROUGHPUT = {"images_per_second": 1, "ci_covers": "", "steady": True, "steady_f
         {"energy": {"joules_per_image": float("nan"), "average_watts": 1, "meter": "x"}},
     ],
 )
-def test_numbers_that_cannot_be_are_damage(run, changes: dict):
+def test_read_result_rejects_impossible_numbers(run, changes: dict):
     change_result(run.path, **changes)
     with pytest.raises(ResultError, match=r"damaged|cannot read"):
         read_result(run.path)
 
 
-def test_a_run_that_is_taken_up_forgets_the_numbers_of_its_last_start(tmp_path: Path):
+def test_reopen_run_clears_numbers_of_last_start(tmp_path: Path):
     path = write_training(tmp_path, make_training(verdict="fine"))
     run = reopen_run(path, "train", "trainstone train --resume x")
     result = read_result(path)
@@ -108,24 +108,24 @@ def test_a_run_that_is_taken_up_forgets_the_numbers_of_its_last_start(tmp_path: 
         reopen_run(path, "train", "x")
 
 
-def test_a_run_that_was_taken_up_in_vain_is_as_it_was(tmp_path: Path):
+def test_rollback_restores_resumed_run_before_commit(tmp_path: Path):
     path = write_training(tmp_path, make_training(verdict="fine"))
     (path / "config.toml").write_text("# as it was\n")
     before = read_result(path)
     run = reopen_run(path, "train", "x")
     run.write_config(load_config("demo-classify"))
     run.update(quality=None, phases=None)
-    assert run.undo()
+    assert run.rollback()
     assert (path / "config.toml").read_text() == "# as it was\n"
     assert read_result(path).model_copy(update={"files": []}) == before.model_copy(update={"files": []})
-    assert not run.undo()
+    assert not run.rollback()
     run = reopen_run(path, "train", "x")
-    run.begin()  # it has done something
-    assert not run.undo()
+    run.commit()  # the run has made progress
+    assert not run.rollback()
     assert read_result(path).status == "running"
 
 
-def test_find_runs_skips_folders_that_the_user_may_not_read():
+def test_find_runs_skips_folders_without_read_permission():
     user = os.geteuid()
     with tempfile.TemporaryDirectory(prefix="trainstone-shared-") as name:  # other users cannot reach pytest's folders
         shared = Path(name)
@@ -137,8 +137,8 @@ def test_find_runs_skips_folders_that_the_user_may_not_read():
         if user == 0:
             os.seteuid(65534)  # root may read everything
         try:
-            assert find_runs(shared) == [runs[1]]  # the other is not hidden
-            with pytest.raises(ResultError, match=r"cannot look for runs in .*Permission denied"):
+            assert find_runs(shared) == [runs[1]]  # the readable run is still found
+            with pytest.raises(ResultError, match=r"cannot list the runs in .*Permission denied"):
                 find_runs(shared / "closed/runs")
         finally:
             os.seteuid(user)
@@ -146,26 +146,26 @@ def test_find_runs_skips_folders_that_the_user_may_not_read():
                 folder.chmod(0o755)
 
 
-def test_a_finished_run_is_left_as_it_is(golden):
+def test_recover_returns_finished_run_unchanged(golden):
     path = golden("good")
     assert recover(path) == read_result(path)
     assert recover(path / "result.json") == read_result(path)
 
 
-def test_a_killed_run_gets_the_numbers_of_its_steps(golden):
+def test_recover_computes_throughput_of_killed_run(golden):
     path = golden("killed")
     assert read_result(path).throughput is None
-    alone, steps = recover(path), path / "steps-rank0000.csv"
+    single, steps = recover(path), path / "steps-rank0000.csv"
     expected = summarise_steps(read_columns(steps), compiled=False)
-    assert (alone.throughput, alone.step_seconds) == (expected.throughput, expected.step_seconds)
-    assert "killed" in [found.code for found in alone.findings]
-    assert "killed after 79 steps" in alone.verdict
+    assert (single.throughput, single.step_seconds) == (expected.throughput, expected.step_seconds)
+    assert "killed" in [found.code for found in single.findings]
+    assert "killed after 79 steps" in single.verdict
     change_result(path, world={"ranks": 2, "nodes": 1})
-    both = recover(path)  # the images of both ranks count
-    assert both.throughput.images_per_second == pytest.approx(2 * alone.throughput.images_per_second)
+    both = recover(path)  # images of both ranks count
+    assert both.throughput.images_per_second == pytest.approx(2 * single.throughput.images_per_second)
     assert "images/s on 2 ranks" in both.verdict
     change_result(path, points=[{"label": "a", "run": "points/a"}])
-    assert recover(path).throughput is None  # points speak for their run
+    assert recover(path).throughput is None  # the points have the results
     change_result(path, points=[])
     steps.write_text(steps.read_text().splitlines()[0] + "\n0,0,0.")
     assert recover(path).throughput is None
@@ -174,7 +174,7 @@ def test_a_killed_run_gets_the_numbers_of_its_steps(golden):
 
 
 @pytest.mark.parametrize(("line", "cell", "text"), [(0, 1, "what"), (5, 4, "nan"), (5, 0, "x")])
-def test_a_damaged_step_file_is_a_finding(golden, line, cell, text):
+def test_recover_reports_damaged_step_file_as_finding(golden, line, cell, text):
     path = golden("killed")
     steps = path / "steps-rank0000.csv"
     rows = [row.split(",") for row in steps.read_text().splitlines()]
@@ -184,7 +184,7 @@ def test_a_damaged_step_file_is_a_finding(golden, line, cell, text):
 
 
 def write_cut_short(folder: Path, status: str, quality: Quality | None = None, **changes: object) -> Path:
-    """A training that ended after 120 steps, 100 of them before its last evaluation; its writer is long dead."""
+    """Write a training run that ended after 120 steps, 100 of them before its last evaluation; its process is gone."""
     known = Phases(train_seconds=30.0, data_wait_seconds=2.0, eval_seconds=6.0, checkpoint_seconds=0.8)
     given = {"throughput": None, "verdict": None, "phases": known, "quality": quality, "status": status} | changes
     path = write_training(folder, make_training(**given), make_steps()[:120])
@@ -193,7 +193,7 @@ def write_cut_short(folder: Path, status: str, quality: Quality | None = None, *
     return path
 
 
-def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: Path):
+def test_recover_killed_training_has_verdict_and_resume_hint(tmp_path: Path):
     quality = make_quality(history=make_quality().history[:2], epochs=2.0, seconds_to_target=None)
     result = recover(write_cut_short(tmp_path, "running", quality))
     assert result.status == "killed"
@@ -205,19 +205,19 @@ def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: P
     assert result.phases.train_seconds == pytest.approx(36.0)
     assert (result.phases.eval_seconds, result.phases.checkpoint_seconds) == (6.0, 0.8)
     assert {found.severity for found in result.findings if found.code != "killed"} <= {"info"}
-    set_aside = write_cut_short(tmp_path / "other", "running", phases=make_phases())
-    assert recover(set_aside).phases == make_phases()  # steps that were set aside still count
+    moved = write_cut_short(tmp_path / "other", "running", phases=make_phases())
+    assert recover(moved).phases == make_phases()  # steps in moved files still count
 
 
 @pytest.mark.parametrize(("status", "message"), [("failed", "failed"), ("interrupted", "stopped by a signal")])
-def test_a_training_that_failed_says_what_it_had_learned(tmp_path: Path, status: str, message: str):
+def test_recover_failed_training_has_verdict(tmp_path: Path, status: str, message: str):
     path = write_cut_short(tmp_path, status)
     assert f"best 92.4 % top-1 after 8 epochs; {message}" in str(recover(path).verdict)
     (path / "steps-rank0000.csv").unlink()
     assert f"best 92.4 % top-1 after 8 epochs; {message}" in str(recover(path).verdict)
 
 
-def test_a_training_killed_while_its_speed_was_judged_has_come_to_its_end(tmp_path: Path):
+def test_recover_training_killed_after_target_keeps_verdict(tmp_path: Path):
     path = write_cut_short(tmp_path, "target_reached", make_quality(), verdict="done", phases=make_phases())
     result = recover(path)
     assert (result.status, result.verdict, result.phases) == ("target_reached", "done", make_phases())

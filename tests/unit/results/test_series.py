@@ -1,4 +1,4 @@
-"""Files of steps and telemetry, read back after any cut, and sampled down: nothing lost, nothing counted twice."""
+"""Step and telemetry files: write, read after truncation, downsample without losing or repeating steps."""
 
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +23,7 @@ def write(path: Path, seconds: np.ndarray, losses: np.ndarray | None = None) -> 
     return path
 
 
-def test_a_short_run_keeps_every_step(tmp_path: Path):
+def test_sample_steps_of_short_run_keeps_every_step(tmp_path: Path):
     seconds = np.array([3.0, 1.0, 1.1, 0.9])
     series = sample_steps(write(tmp_path / "s.csv", seconds), 10)
     assert series.bucket_steps == 1
@@ -35,7 +35,7 @@ def test_a_short_run_keeps_every_step(tmp_path: Path):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 700), st.integers(1, 40), st.integers(60, 5000))
-def test_no_step_is_lost_or_counted_twice(tmp_path_factory, num_steps: int, buckets: int, block_bytes: int):
+def test_sample_steps_counts_every_step_once(tmp_path_factory, num_steps: int, buckets: int, block_bytes: int):
     seconds = np.random.default_rng(num_steps).lognormal(-3, 0.3, num_steps)
     path = write(tmp_path_factory.mktemp("series") / "s.csv", seconds)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def test_no_step_is_lost_or_counted_twice(tmp_path_factory, num_steps: int, buck
     assert len(set(series.count[:-1])) <= 1
 
 
-def test_histogram_is_of_the_steady_steps_and_requested_steps_are_kept(tmp_path: Path):
+def test_sample_steps_histogram_covers_steady_steps_and_keeps_requested_ones(tmp_path: Path):
     seconds = np.concatenate(([9.0], np.full(20, 0.1), np.full(30, 0.2)))
     series = sample_steps(write(tmp_path / "s.csv", seconds), 5, steady_from=1, keep_steps=[30, 0, 999])
     assert series.bin_count.tolist() == [20, 30]
@@ -63,7 +63,7 @@ def test_histogram_is_of_the_steady_steps_and_requested_steps_are_kept(tmp_path:
     }
 
 
-def test_files_without_steps_have_no_series(tmp_path: Path):
+def test_sample_steps_of_empty_file_is_none(tmp_path: Path):
     empty = write(tmp_path / "s.csv", np.array([]))
     assert (sample_steps(empty), read_loss(empty)) == (None, None)
     (tmp_path / "empty.csv").write_text("")
@@ -71,7 +71,7 @@ def test_files_without_steps_have_no_series(tmp_path: Path):
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", "-1"])
-def test_what_is_not_a_duration_is_named(tmp_path: Path, bad: str):
+def test_sample_steps_rejects_invalid_duration(tmp_path: Path, bad: str):
     path = write(tmp_path / "s.csv", np.ones(3))
     path.write_text(path.read_text() + f"3,0,3,0.001,{bad},4,1,0.1\n")
     with pytest.raises(ResultError, match=r"step_seconds of step 3 is"):
@@ -83,7 +83,7 @@ def smooth(folder: Path, losses: np.ndarray) -> LossCurve | None:
 
 
 @pytest.mark.parametrize("number", [1, 3, 1000, 1001, 4321, 100_000])
-def test_losses_are_few_and_keep_their_mean(tmp_path: Path, number: int):
+def test_read_loss_downsamples_and_keeps_mean(tmp_path: Path, number: int):
     losses = np.random.default_rng(1).random(number)
     curve = smooth(tmp_path, losses)
     assert min(number, 500) <= len(curve.loss) <= 1000
@@ -93,14 +93,14 @@ def test_losses_are_few_and_keep_their_mean(tmp_path: Path, number: int):
     assert curve.lr == pytest.approx(np.full(len(curve.lr), 0.1))
 
 
-def test_smoothing_does_not_bend_a_line_and_scatters_less(tmp_path: Path):
+def test_read_loss_smoothing_keeps_line_and_reduces_noise(tmp_path: Path):
     line = np.linspace(5, 1, 400)
     np.testing.assert_allclose(smooth(tmp_path, line).smooth, line, rtol=1e-12)
     curve = smooth(tmp_path, 2 + np.random.default_rng(2).normal(0, 0.5, 600))
     assert curve.smooth[20:-20].std() < 0.5 * curve.loss.std()
 
 
-def test_losses_that_are_not_finite_are_counted_and_left_out(tmp_path: Path):
+def test_read_loss_counts_and_skips_non_finite_losses(tmp_path: Path):
     losses = np.full(300, 2.0)
     losses[100:200] = np.nan
     losses[5], losses[6] = np.inf, 1e300
@@ -116,7 +116,7 @@ def write_telemetry(path: Path, samples: list[TelemetrySample]) -> Path:
 
 
 @pytest.mark.parametrize("number", [18, 20, 41, 333])
-def test_telemetry_becomes_means_and_loses_no_throttle_reason(tmp_path: Path, number: int):
+def test_sample_telemetry_averages_and_keeps_throttle_reasons(tmp_path: Path, number: int):
     reasons = ["thermal|sw_power_cap" if n == 17 else "none" for n in range(number)]
     samples = [
         TelemetrySample(time_seconds=float(n), step=n, util_percent=n % 2, throttle=r) for n, r in enumerate(reasons)
@@ -125,12 +125,12 @@ def test_telemetry_becomes_means_and_loses_no_throttle_reason(tmp_path: Path, nu
     assert len(points) == number if number <= 20 else len(points) <= 20
     assert [point.time_seconds for point in points] == sorted(point.time_seconds for point in points)
     assert number < 40 or all(point.means == {"util_percent": pytest.approx(0.5, abs=0.26)} for point in points[:-1])
-    (hindered,) = (point for point in points if point.throttle)
-    assert hindered.throttle == ("thermal",)  # a power cap hinders nothing
-    assert hindered.time_seconds <= 17
+    (throttled,) = (point for point in points if point.throttle)
+    assert throttled.throttle == ("thermal",)  # a power cap does not count
+    assert throttled.time_seconds <= 17
 
 
-def test_telemetry_that_was_not_measured_is_absent(tmp_path: Path):
+def test_sample_telemetry_omits_unmeasured_values(tmp_path: Path):
     samples = [TelemetrySample(time_seconds=0.0, step=0), TelemetrySample(time_seconds=1.0, step=1, temp_celsius=50.0)]
     points = sample_telemetry(write_telemetry(tmp_path / "t.csv", samples))
     assert [point.means for point in points] == [{}, {"temp_celsius": 50.0}]
@@ -149,7 +149,7 @@ def write_records(path: Path, records=RECORDS, *, split: bool = False) -> None:
             writer.add(record)
 
 
-def test_what_is_written_is_read(tmp_path: Path):
+def test_step_writer_output_is_read_back(tmp_path: Path):
     write_records(tmp_path / "s.csv")
     header = (tmp_path / "s.csv").read_text().splitlines()[0]
     assert header == ",".join(COLUMNS) == "step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr"
@@ -158,10 +158,10 @@ def test_what_is_written_is_read(tmp_path: Path):
     first, second = zip(*columns.values(), strict=True)
     assert first == RECORDS[0][:8]
     assert second[:6] == RECORDS[1][:6]
-    assert second[6] != second[6]  # a NaN stays one
+    assert second[6] != second[6]  # NaN stays NaN
 
 
-def test_a_torn_last_line_is_dropped(tmp_path: Path):
+def test_read_columns_drops_truncated_last_line(tmp_path: Path):
     path = tmp_path / "s.csv"
     write_records(path)
     whole = path.read_bytes()
@@ -173,7 +173,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path):
     assert header < first
 
 
-def test_blocks_hold_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_read_blocks_returns_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "s.csv"
     write_records(path, [StepRecord(n, 0, n * 0.5, 0.0, 0.5, 4, 1.0, 0.1) for n in range(200)])
     monkeypatch.setattr("trainstone.results.steps.BLOCK_BYTES", 100)
@@ -183,7 +183,7 @@ def test_blocks_hold_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [step for block in blocks for step in block["step"]] == list(range(200))
 
 
-def test_flushed_at_least_once_a_second(tmp_path: Path):
+def test_step_writer_flushes_every_second(tmp_path: Path):
     now = [0.0]
     path = tmp_path / "s.csv"
     with closing(StepWriter(path, split_phases=False, now=lambda: now[0])) as writer:
@@ -201,7 +201,7 @@ def test_flushed_at_least_once_a_second(tmp_path: Path):
         *((f"{bad}\n1,0,0,0,1,4,1,1\n", "not step records from line 2") for bad in ("1,2,3", "", "1,2,3,4,5,6,7,é")),
     ],
 )
-def test_other_files_are_not_taken_for_steps(tmp_path: Path, text: str, match: str):
+def test_read_columns_rejects_other_files(tmp_path: Path, text: str, match: str):
     path = tmp_path / "s.csv"
     begin = "" if text.startswith("a") else f"{','.join(COLUMNS)}\n0,0,0,0,1,4,1,1\n"
     path.write_text(begin + text)
@@ -212,7 +212,7 @@ def test_other_files_are_not_taken_for_steps(tmp_path: Path, text: str, match: s
 
 
 @pytest.mark.parametrize(("begin", "first", "kept"), [(0, 3, 3), (4, 6, 2), (4, 4, 0), (4, 3, None), (0, 9, None)])
-def test_steps_before_one_are_kept_where_they_are_all_there(tmp_path: Path, begin: int, first: int, kept: int | None):
+def test_cut_steps_keeps_earlier_steps_if_complete(tmp_path: Path, begin: int, first: int, kept: int | None):
     path = tmp_path / "s.csv"
     write_records(path, [StepRecord(n, 0, n * 0.5, 0.0, 0.5, 4, 1.0, 0.1) for n in range(begin, begin + 5)])
     whole = path.read_bytes()
@@ -226,9 +226,9 @@ def test_steps_before_one_are_kept_where_they_are_all_there(tmp_path: Path, begi
         assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[: kept + 1])
 
 
-def test_what_cannot_be_gone_on_with(tmp_path: Path):
+def test_set_aside_renames_file_that_cannot_be_continued(tmp_path: Path):
     path = tmp_path / "s.csv"
-    set_aside(path)  # there is none
+    set_aside(path)  # no file yet
     path.write_text(",".join(COLUMNS) + "\nnan,0,0,0,1,4,1,1\n")
     assert cut_steps(path, 1, split_phases=False) is None
     set_aside(path)
@@ -246,16 +246,16 @@ SAMPLES = [
 TEXT = f"{HEADER}\n" + "".join(map(format_sample, SAMPLES))
 
 
-def test_killed_at_any_byte_costs_at_most_the_last_line(tmp_path):
+def test_read_samples_of_truncated_file_loses_at_most_last_line(tmp_path):
     path = tmp_path / "t.csv"
     known = "time_seconds,step,clock_mhz,mem_clock_mhz,power_watts,energy_joules,temp_celsius,util_percent"
-    assert f"{known},mem_used_bytes,throttle" == HEADER  # the contract
+    assert f"{known},mem_used_bytes,throttle" == HEADER  # the documented columns
     for length in range(len(TEXT) + 1):
         path.write_bytes(TEXT.encode()[:length])
         assert read_samples(path) == SAMPLES[: max(0, TEXT[:length].count("\n") - 1)]
 
 
-def test_torn_line_in_the_middle_is_dropped(tmp_path):
+def test_read_samples_drops_damaged_lines(tmp_path):
     lines = TEXT.splitlines()
     hostile = ["1.0,2,,,", "\0" * 40, "nan,1,,,,,,,,", "1.0,x,,,,,,,,", "1.0,1,inf,,,,,,,", ",,,,,,,,,"]
     (tmp_path / "t.csv").write_text("\n".join([lines[0], *hostile, *lines[1:]]) + "\n")
@@ -264,7 +264,7 @@ def test_torn_line_in_the_middle_is_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["step,loss\n1,2\n", "hello", "\0\0\n"])
-def test_other_files_are_refused(tmp_path, text):
+def test_read_samples_rejects_other_files(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ResultError, match="not a telemetry file"):
         read_samples(tmp_path / "t.csv")
@@ -278,7 +278,7 @@ def make_samples(count: int, watts: float = 100.0, **values: Any) -> list[Teleme
     ]
 
 
-def test_summary_of_the_steady_window():
+def test_summarise_returns_medians_and_energy_of_window():
     samples = make_samples(21, clock_mhz=1400.0, temp_celsius=60.0, throttle="none")
     samples[10] = TelemetrySample(time_seconds=5.0, step=10, energy_joules=550.0, clock_mhz=900.0, temp_celsius=80.0)
     summary = summarise(samples, 2.0, 8.0, meter="RAPL package-0")
@@ -294,17 +294,17 @@ def test_summary_of_the_steady_window():
 @pytest.mark.parametrize(
     ("count", "begin", "end", "joules", "seconds"),
     [
-        (21, 2.1, 7.9, 580.0, 5.8),  # edges between two samples count their part
+        (21, 2.1, 7.9, 580.0, 5.8),  # partial intervals at both edges count
         (11, 3.0, 100.0, 200.0, 2.0),  # the samples end at 5 s
     ],
 )
-def test_energy_is_that_of_the_part_of_the_window_that_was_seen(count, begin, end, joules, seconds):
+def test_summarise_energy_covers_sampled_part_of_window(count, begin, end, joules, seconds):
     summary = summarise(make_samples(count), begin, end)
     assert (summary["joules"], summary["energy_seconds"]) == (pytest.approx(joules), pytest.approx(seconds))
     assert summary["average_watts"] == pytest.approx(100.0)
 
 
-def test_power_is_never_passed_off_as_energy():
+def test_summarise_does_not_use_power_as_energy():
     samples = [TelemetrySample(time_seconds=float(i), step=i, power_watts=250.0) for i in range(10)]
     summary = summarise(samples, 0.0, 9.0, meter="a meter")
     assert summary["power_watts"] == 250.0
@@ -312,15 +312,15 @@ def test_power_is_never_passed_off_as_energy():
 
 
 @pytest.mark.parametrize("energies", [[5.0, 5.0, 5.0], [9.0, 2.0, 30.0], [0.0, 0.0, 0.0], [4.0, None, None]])
-def test_counter_that_stands_still_or_was_reset_measures_nothing(energies):
+def test_summarise_ignores_constant_or_reset_energy_counter(energies):
     samples = [TelemetrySample(time_seconds=float(i), step=i, energy_joules=e) for i, e in enumerate(energies)]
     assert summarise(samples, 0.0, 2.0, meter="m")["joules"] is None
 
 
-def test_throttling_is_shared_out_by_reason():
+def test_summarise_returns_throttle_percent_by_reason():
     reasons = ["none"] * 6 + ["sw_power_cap"] * 3 + ["sw_power_cap|hw_thermal_slowdown"]
     samples = [TelemetrySample(time_seconds=float(i), step=i, throttle=reason) for i, reason in enumerate(reasons)]
     summary = summarise(samples, 0.0, 9.0)
     assert summary["throttle_percent"] == {"sw_power_cap": 40.0, "hw_thermal_slowdown": 10.0}
     assert summary["throttled"] is True
-    assert summarise(samples, 0.0, 8.0)["throttled"] is False  # a power cap alone is how big GPUs work
+    assert summarise(samples, 0.0, 8.0)["throttled"] is False  # a power cap alone is normal for large GPUs

@@ -1,4 +1,4 @@
-"""What is said of a training and of several: verdicts, the split of time, thinned evaluations, the olympic mean."""
+"""Training results: verdicts, split of time, thinned evaluations, and the score of several runs."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ from trainstone.results import training
 from trainstone.results.combine import combine_runs, list_repeated_facts
 from trainstone.results.findings import finding
 from trainstone.results.schema.run import Phases, Result
-from trainstone.results.step_summary import describe_repeat
-from trainstone.results.verdicts import write_learning_verdict
+from trainstone.results.step_summary import format_repeat_command
+from trainstone.results.verdicts import format_training_verdict
 
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
 BEST_MISSED = "best 61.2 % top-1 after 3 epochs"
 SPLIT = "in 2 min 27 s: training 76 %, data wait 5 %, evaluation 16 %, checkpoints 2 %"
-AIMLESS = make_quality(target=None, seconds_to_target=None)
-UNJUDGED = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
+WITHOUT_TARGET = make_quality(target=None, seconds_to_target=None)
+UNEVALUATED = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
 
 
 @pytest.mark.parametrize(
@@ -38,29 +38,29 @@ UNJUDGED = make_quality(history=[], value=None, target=None, seconds_to_target=N
             make_phases(),
             "best 61.2 % top-1 after 3 epochs; the target of 65 % was not reached",
         ),
-        (AIMLESS, "ok", make_phases(), f"best 92.4 % top-1 after 8 epochs, {SPLIT}"),
-        (AIMLESS, "ok", None, "best 92.4 % top-1 after 8 epochs"),
-        (UNJUDGED, "ok", make_phases(), "trained 500 steps, 12.5 epochs; not evaluated"),
+        (WITHOUT_TARGET, "ok", make_phases(), f"best 92.4 % top-1 after 8 epochs, {SPLIT}"),
+        (WITHOUT_TARGET, "ok", None, "best 92.4 % top-1 after 8 epochs"),
+        (UNEVALUATED, "ok", make_phases(), "trained 500 steps, 12.5 epochs; not evaluated"),
         (make_quality(history=[], epochs=0.4), "failed", None, "not evaluated yet; failed"),
         (None, "running", None, "not evaluated yet; still running"),
     ],
 )
-def test_verdict_tells_value_epochs_and_time_as_far_as_they_are_known(quality, status, phases, message):
-    assert write_learning_verdict(quality, status, phases, "ResNet-18") == f"ResNet-18: {message}"
+def test_format_training_verdict_contains_known_value_epochs_and_time(quality, status, phases, message):
+    assert format_training_verdict(quality, status, phases, "ResNet-18") == f"ResNet-18: {message}"
 
 
 @pytest.mark.parametrize("status", ["interrupted", "killed"])
-def test_an_unfinished_run_says_how_to_resume(status: str):
-    message = write_learning_verdict(MISSED, status, None, "ResNet-18", stopped_by="SIGTERM", run="runs/x")
+def test_format_training_verdict_of_unfinished_run_has_resume_command(status: str):
+    message = format_training_verdict(MISSED, status, None, "ResNet-18", stopped_by="SIGTERM", run="runs/x")
     assert message.startswith(f"ResNet-18: {BEST_MISSED}; ")
     assert message.endswith("trainstone train --resume runs/x")
     assert ("SIGTERM" in message) == (status == "interrupted")
 
 
-def test_facts_of_a_run_without_an_evaluation():
+def test_list_facts_without_evaluation_has_target_and_epochs():
     empty = make_quality(history=[], epochs=0.4)
     assert training.list_facts(empty, "failed") == [("target 90 %", "not reached yet"), ("epochs", "0.4")]
-    assert training.list_facts(UNJUDGED, "ok") == [("epochs", "12.5")]
+    assert training.list_facts(UNEVALUATED, "ok") == [("epochs", "12.5")]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_facts_of_a_run_without_an_evaluation():
         (0.7594, 0.7594, "75.94 %"),
         (0.9, 0.9, "90.0 %"),
         (1.0, 0.9, "100.0 %"),
-        (0.8999999999, 0.9, "90.0000 %"),  # no more digits than anybody reads
+        (0.8999999999, 0.9, "90.0000 %"),  # at most 4 digits
     ],
 )
-def test_a_value_is_not_rounded_across_its_target(value: float, target: float | None, message: str):
+def test_format_metric_is_not_rounded_across_target(value: float, target: float | None, message: str):
     assert training.format_metric("top1", value, target) == message
 
 
-def test_other_metrics_are_no_percent():
+def test_format_metric_shows_map_without_percent():
     assert training.format_metric("mAP", 0.2312) == "0.231"
     assert training.format_target("mAP", 0.23) == "0.23"
     assert training.format_target("top1", 0.759) == "75.9 %"
@@ -88,11 +88,11 @@ def test_other_metrics_are_no_percent():
     ("epochs", "message"),
     [(6.0, "6 epochs"), (1.0, "1 epoch"), (3.42, "3.4 epochs"), (0.042, "0.042 epochs"), (1234.0, "1,234 epochs")],
 )
-def test_epochs(epochs: float, message: str):
+def test_format_epochs_rounds_and_adds_plural(epochs: float, message: str):
     assert training.format_epochs(epochs) == message
 
 
-def test_parts_sum_up_to_the_total():
+def test_split_time_parts_sum_to_total():
     parts = training.split_time(make_phases(), 170.0)
     assert list(parts) == ["training", "data wait", "evaluation", "checkpoints", "other"]
     assert sum(parts.values()) == pytest.approx(170)
@@ -109,13 +109,13 @@ def test_parts_sum_up_to_the_total():
         Phases(train_seconds=-1, eval_seconds=-5, checkpoint_seconds=-2),
     ],
 )
-def test_no_part_is_negative(phases: Phases):
+def test_split_time_has_no_negative_part(phases: Phases):
     parts = training.split_time(phases, 20.0)
     assert all(seconds >= 0 for seconds in parts.values())
     assert sum(parts.values()) >= 20 - 1e-9
 
 
-def test_the_best_and_the_one_that_reached_it_are_found():
+def test_find_best_and_find_reached_return_first_index():
     quality = make_quality(history=make_evaluations((0.3, 0.91, 0.95, 0.95, 0.8)))
     assert (training.find_best(quality), training.find_reached(quality)) == (2, 1)
     assert training.find_reached(MISSED) is None
@@ -123,7 +123,7 @@ def test_the_best_and_the_one_that_reached_it_are_found():
 
 
 @pytest.mark.parametrize("number", [1, 60, 61, 100, 5000])
-def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
+def test_thin_history_keeps_first_best_and_last(number: int):
     values = [0.5] * number
     values[number // 3] = 0.95
     history = make_evaluations(tuple(values))
@@ -137,27 +137,27 @@ def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
 TIMES = (41.0, 38.0, 47.0, 40.0, 42.6)
 
 
-def test_the_fastest_and_the_slowest_are_dropped():
+def test_score_runs_drops_fastest_and_slowest():
     result = make_repeated(make_children(TIMES))
     assert result.repeated.score_seconds == pytest.approx((41 + 40 + 42.6) / 3)
     assert [run.counted for run in result.repeated.runs] == [True, False, False, True, True]
     assert [run.seed for run in result.repeated.runs] == [7, 8, 9, 10, 11]
     assert result.repeated.score_epochs == 4.0  # of 4, 4, 5, 4, 4
 
-    missed = make_repeated(make_children((41.0, 38.0, None, 40.0, 42.6)))  # the third is the slowest as well
+    missed = make_repeated(make_children((41.0, 38.0, None, 40.0, 42.6)))  # the third counts as the slowest
     assert missed.repeated.score_seconds == result.repeated.score_seconds
     assert [run.counted for run in missed.repeated.runs] == [True, False, False, True, True]
     assert (missed.status, missed.quality.seconds_to_target) == ("target_missed", None)
 
 
 @pytest.mark.parametrize("times", [(41.0, None, None, 40.0, 42.0), (41.0, 40.0), (None, None, None)])
-def test_there_is_no_score_of_two_that_missed_or_of_two_runs(times: tuple[float | None, ...]):
+def test_score_runs_with_two_missed_or_two_runs_is_none(times: tuple[float | None, ...]):
     repeated = make_repeated(make_children(times)).repeated
     assert (repeated.score_seconds, repeated.score_epochs) == (None, None)
     assert not any(run.counted for run in repeated.runs)
 
 
-def test_there_is_no_score_before_the_last_run_is_over():
+def test_score_runs_before_all_runs_finished_is_none():
     result = make_repeated(make_children(TIMES[:4]), num_runs=5)
     assert result.repeated.score_seconds is None
     assert result.quality.seconds_to_target is None
@@ -165,7 +165,7 @@ def test_there_is_no_score_before_the_last_run_is_over():
     assert make_repeated(stopped).repeated.score_seconds is None
 
 
-def test_quality_is_the_median_of_runs_that_are_over():
+def test_combine_quality_is_median_of_finished_runs():
     result = make_repeated(make_children(TIMES))
     assert result.quality.seconds_to_target == 41.0
     assert result.quality.value == pytest.approx(0.9 + 9 / 1000)
@@ -185,23 +185,23 @@ def test_quality_is_the_median_of_runs_that_are_over():
     ("times", "num_runs", "message"),
     [
         (TIMES, 5, "5 of 5 runs reached 90 % top-1, in 41 s (38 s to 47 s; olympic mean 41.2 s)"),
-        (TIMES[:2], 5, "2 of 5 runs are over: 2 of 2 runs reached 90 % top-1, in 39.5 s (38 s to 41 s)"),
+        (TIMES[:2], 5, "2 of 5 runs finished: 2 of 2 runs reached 90 % top-1, in 39.5 s (38 s to 41 s)"),
         (
             (41.0, None, 39.0),
             3,
             "2 of 3 runs reached 90 % top-1, in 40 s (39 s to 41 s; olympic mean 41 s); "
-            "the best that missed it found 87.8 %",
+            "best run below the target: 87.8 %",
         ),
-        ((None, None), 2, "0 of 2 runs reached 90 % top-1; the best that missed it found 87.8 %"),
-        ((), 3, "none of 3 runs has come to its end"),
+        ((None, None), 2, "0 of 2 runs reached 90 % top-1; best run below the target: 87.8 %"),
+        ((), 3, "none of 3 runs has finished"),
     ],
 )
-def test_the_verdict(times: tuple[float | None, ...], num_runs: int, message: str):
+def test_format_repeated_verdict_counts_runs_at_target(times: tuple[float | None, ...], num_runs: int, message: str):
     result = make_repeated(make_children(times), num_runs=num_runs)
     assert result.verdict == f"{'ResNet-18' if times else 'resnet50'}: {message}"
 
 
-def test_without_a_target_quality_is_told():
+def test_format_repeated_verdict_without_target_names_quality():
     def drop_target(result: Result) -> Result:
         quality = result.quality.model_copy(update={"target": None, "seconds_to_target": None})
         return result.model_copy(update={"quality": quality, "status": "ok"})
@@ -214,7 +214,7 @@ def test_without_a_target_quality_is_told():
     assert list_repeated_facts(result.repeated, result.quality) == facts
 
 
-def test_a_run_that_is_not_over_has_a_row_and_counts_for_nothing():
+def test_combine_trainings_lists_unfinished_run_without_counting_it():
     going = make_child(FIRST_SEED + 1, None, status="interrupted")
     result = make_repeated([make_child(FIRST_SEED, 40.0), going])
     assert [run.status for run in result.repeated.runs] == ["target_reached", "interrupted"]
@@ -222,9 +222,16 @@ def test_a_run_that_is_not_over_has_a_row_and_counts_for_nothing():
     assert result.throughput.ci_covers == "not established: 1 run, 2 needed"
 
 
-def test_runs_that_are_never_evaluated_tell_their_epochs():
-    unjudged = {"history": [], "value": None, "target": None, "seconds_to_target": None, "epochs": 12.5, "steps": 500}
-    changes = {"quality": make_quality(**unjudged), "status": "ok"}
+def test_format_repeated_verdict_without_evaluation_names_epochs():
+    unevaluated = {
+        "history": [],
+        "value": None,
+        "target": None,
+        "seconds_to_target": None,
+        "epochs": 12.5,
+        "steps": 500,
+    }
+    changes = {"quality": make_quality(**unevaluated), "status": "ok"}
     children = make_children((None, None, None))
     children = [child._replace(result=child.result.model_copy(update=changes)) for child in children]
     result = make_repeated(children)
@@ -233,17 +240,17 @@ def test_runs_that_are_never_evaluated_tell_their_epochs():
     assert list_repeated_facts(result.repeated, result.quality) == [("runs", "3"), ("epochs, median", "12.5")]
 
 
-def test_the_next_command(tmp_path):
+def test_format_repeat_command_repeats_or_resumes_runs(tmp_path):
     whole, stopped = (make_repeated(make_children((40.0, 41.0)), num_runs=number) for number in (2, 3))
-    assert describe_repeat(whole, tmp_path) == f"trainstone train {tmp_path}/config.toml --runs 2"
-    assert describe_repeat(stopped, tmp_path) == f"trainstone train --resume {tmp_path}"
+    assert format_repeat_command(whole, tmp_path) == f"trainstone train {tmp_path}/config.toml --runs 2"
+    assert format_repeat_command(stopped, tmp_path) == f"trainstone train --resume {tmp_path}"
 
 
 def combine(*rates: float | None, **changes: Any) -> dict[str, Any]:
     return combine_runs([make_result(f"run {rate}", rate, verdict="ResNet-50: x", **changes) for rate in rates])
 
 
-def test_throughput_between_runs_is_students_interval():
+def test_combine_runs_uses_students_interval_between_runs():
     combined = combine(9.0, 10.0, 11.0)
     low, high = combined["throughput"].ci95
     assert combined["throughput"].images_per_second == pytest.approx(10.0)
@@ -255,7 +262,7 @@ def test_throughput_between_runs_is_students_interval():
     assert combine(None) == {"findings": []}
 
 
-def test_findings_are_listed_once_with_their_number_and_the_worst_noise_counts():
+def test_combine_runs_counts_findings_and_takes_worst_noise():
     noisy = make_result("noisy", grade="C", findings=[finding("noisy-machine", "busy")])
     combined = combine_runs([make_result("quiet", grade="A"), noisy, noisy])
     assert [found.message for found in combined["findings"]] == ["2 of 3 runs: busy"]

@@ -1,4 +1,4 @@
-"""Series with known answers: intervals, warm-up, drift, outliers. Simulations are seeded; limits leave some room."""
+"""Series with known answers: intervals, warm-up, drift, outliers. Simulations are seeded, with loose limits."""
 
 import math
 
@@ -13,18 +13,18 @@ from trainstone.errors import ResultError
 from trainstone.stats import series, throughput
 from trainstone.stats.steady_state import find_outliers, find_steady
 from trainstone.stats.student_t import student_t_quantile, student_t_tail
-from trainstone.stats.throughput import half_width_quick
+from trainstone.stats.throughput import estimate_half_width
 
 IMAGES = 32
 
 
 def half_width(seconds: np.ndarray) -> float:
-    got = throughput.throughput_within(seconds, IMAGES)
+    got = throughput.estimate_within_run(seconds, IMAGES)
     return (got.ci95[1] - got.ci95[0]) / 2 / got.images_per_second if got.ci95 else math.nan
 
 
 @pytest.mark.parametrize("df", [1, 1.5, 2, 3, 10.5, 120, 5000, 1e7])
-def test_student_t_is_scipys(df):
+def test_student_t_matches_scipy(df):
     p = np.array([0.025, 0.5, 0.55, 0.8, 0.975, 0.995, 0.9983])
     assert [student_t_quantile(q, df) for q in p] == pytest.approx(scipy.stats.t.ppf(p, df), rel=1e-7, abs=1e-9)
     t = np.array([0.0, 0.3, 1.0, 1.96, 4.0, 6.0, 30.0, 1e4])
@@ -32,7 +32,7 @@ def test_student_t_is_scipys(df):
     assert [student_t_tail(x, df) for x in t] == pytest.approx(tails, rel=1e-5, abs=1e-30)
 
 
-def test_autocorrelation_is_the_textbook_sum():
+def test_autocorrelation_matches_direct_sum():
     x = np.random.default_rng(1).standard_normal(300)
     centred = x - x.mean()
     expected = [float(centred[: 300 - lag] @ centred[lag:]) / float(centred @ centred) for lag in range(11)]
@@ -41,9 +41,10 @@ def test_autocorrelation_is_the_textbook_sum():
     assert series.autocorrelation([1.0, 2.0], 99).size == 2
 
 
-def test_throughput_is_images_over_time_and_no_mean_of_rates():
-    assert throughput.throughput_within([1.0, 3.0], [10, 10]).images_per_second == 5.0  # the mean of rates would be 6.7
-    assert throughput.throughput_within([1.0, 3.0], [10, 20]).images_per_second == 7.5
+def test_estimate_within_run_is_images_over_time():
+    got = throughput.estimate_within_run([1.0, 3.0], [10, 10])
+    assert got.images_per_second == 5.0  # the mean of rates would be 6.7
+    assert throughput.estimate_within_run([1.0, 3.0], [10, 20]).images_per_second == 7.5
 
 
 WANDERING = 1 + 0.01 * np.cumsum(np.random.default_rng(3).standard_normal(200))
@@ -57,145 +58,145 @@ WANDERING = 1 + 0.01 * np.cumsum(np.random.default_rng(3).standard_normal(200))
         (WANDERING, "independent blocks, 8 needed"),
     ],
 )
-def test_too_few_steps_or_blocks_have_no_interval(seconds, why):
-    got = throughput.throughput_within(seconds, IMAGES)
+def test_estimate_within_run_with_few_steps_or_blocks_has_no_interval(seconds, why):
+    got = throughput.estimate_within_run(seconds, IMAGES)
     assert (got.ci95, got.num_steps) == (None, len(seconds))
     assert why in got.ci_covers
-    assert throughput.half_width_quick(seconds) is None
-    assert not throughput.precise_enough(seconds)
+    assert throughput.estimate_half_width(seconds) is None
+    assert not throughput.is_precise_enough(seconds)
 
 
 @pytest.mark.parametrize("n", [50, 200])
-def test_a_constant_series_has_an_interval_of_no_width(n):
-    got = throughput.throughput_within(np.full(n, 0.1), IMAGES)
+def test_estimate_within_run_of_constant_series_has_zero_width(n):
+    got = throughput.estimate_within_run(np.full(n, 0.1), IMAGES)
     assert (got.ci95, got.ci_covers) == (pytest.approx((320.0, 320.0)), "within this run")
-    assert throughput.half_width_quick(np.full(n, 0.1)) == pytest.approx(0, abs=1e-9)
+    assert throughput.estimate_half_width(np.full(n, 0.1)) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
     ("seconds", "images"), [([], 1), ([0.0, 0.0], 1), ([1.0], 0), ([1.0, math.nan], 1), ([-1.0], 1)]
 )
-def test_what_is_no_measurement_is_refused(seconds, images):
+def test_estimate_within_run_rejects_invalid_input(seconds, images):
     with pytest.raises(ResultError):
-        throughput.throughput_within(seconds, images)
+        throughput.estimate_within_run(seconds, images)
 
 
-def test_the_interval_is_the_same_each_time_and_does_not_depend_on_units():
+def test_estimate_within_run_is_reproducible_and_independent_of_units():
     seconds = np.random.default_rng(4).lognormal(0, 0.05, 200)
-    got = throughput.throughput_within(seconds, IMAGES)
-    assert got == throughput.throughput_within(seconds, np.full(200, IMAGES))
+    got = throughput.estimate_within_run(seconds, IMAGES)
+    assert got == throughput.estimate_within_run(seconds, np.full(200, IMAGES))
     assert half_width(seconds / 1000) == pytest.approx(half_width(seconds))
     assert got.ci95[0] < got.images_per_second < got.ci95[1]
 
 
-def test_steps_of_unequal_images_at_one_speed_are_no_noise():
+def test_estimate_within_run_ignores_varying_images_per_step():
     images = np.random.default_rng(5).integers(8, 64, 200)
-    assert throughput.throughput_within(images * 0.01, images).ci95 == pytest.approx((100, 100))
+    assert throughput.estimate_within_run(images * 0.01, images).ci95 == pytest.approx((100, 100))
 
 
 # Measured with 1000 replications at n = 50 / 100 / 200 / 1000 (nominal 95): phi 0: 95 95 96 96; 0.3: 94 96 95 96;
 # 0.5: 92 94 94 94; 0.7: 87 93 94 94; 0.8: 81 89 94 95. Lognormal 0.5: 92 94 96 95; t(3) 0.5: 92 93 94 95.
-# Here with the quick half-width, which is the bootstrap's but for its skew (below).
+# Here with estimate_half_width, which is the bootstrap's half-width without the skew (below).
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.5])
-def test_95_percent_cover_at_least_90_at_200_steps(phi, skewed):
+def test_estimate_half_width_covers_at_least_90_percent(phi, skewed):
     series = 1 + 0.05 * draw_ar1(6, 400, 200, phi, skewed=skewed)
-    reach = np.array([throughput.half_width_quick(seconds) or math.nan for seconds in series])
-    assert np.mean((np.abs(series.mean(axis=1) - 1) <= reach)[np.isfinite(reach)]) >= 0.915
+    half = np.array([throughput.estimate_half_width(seconds) or math.nan for seconds in series])
+    assert np.mean((np.abs(series.mean(axis=1) - 1) <= half)[np.isfinite(half)]) >= 0.915
 
 
-def test_bimodal_noise_is_covered_by_the_bootstrap():
+def test_estimate_within_run_covers_bimodal_noise():
     series = 1 + 0.15 * (2 * np.random.default_rng(7).integers(0, 2, (100, 200)) - 1)
-    intervals = [throughput.throughput_within(seconds, IMAGES).ci95 for seconds in series]
+    intervals = [throughput.estimate_within_run(seconds, IMAGES).ci95 for seconds in series]
     assert np.mean([low <= IMAGES <= high for low, high in intervals]) >= 0.92
 
 
 @pytest.mark.parametrize("n", [60, 200, 2000])
-def test_the_quick_half_width_agrees_with_the_bootstrap(n):
+def test_estimate_half_width_agrees_with_bootstrap(n):
     series = 1 + 0.05 * draw_ar1(11, 40, n, 0.4, skewed=True)
-    ratios = [(throughput.half_width_quick(x) or math.nan) / half_width(x) for x in series]
+    ratios = [(throughput.estimate_half_width(x) or math.nan) / half_width(x) for x in series]
     assert np.nanmean(ratios) == pytest.approx(1, abs=0.05)
 
 
-def test_the_interval_is_not_wider_than_it_must_be():
+def test_estimate_within_run_interval_is_not_too_wide():
     series = 1 + 0.05 * draw_ar1(8, 100, 200, 0.5)
     ideal = 1.96 * 0.05 * math.sqrt(3 / 200)  # (1 + phi) / (1 - phi) = 3
     assert 0.9 * ideal < np.nanmean([half_width(seconds) for seconds in series]) < 1.25 * ideal
 
 
-def test_periodic_slow_steps_do_not_spoil_the_interval():
+def test_estimate_within_run_with_periodic_slow_steps_is_narrow():
     seconds = np.where(np.arange(1000) % 8 == 0, 2.0, 1.0) + np.random.default_rng(10).normal(0, 0.01, 1000)
-    got = throughput.throughput_within(seconds, IMAGES)
+    got = throughput.estimate_within_run(seconds, IMAGES)
     assert half_width(seconds) < 0.01  # as white noise it would be 2 %
     assert got.ci95[0] < IMAGES / 1.125 < got.ci95[1]
 
 
-def test_many_steps_are_binned():
+def test_estimate_within_run_bins_long_series():
     seconds = np.random.default_rng(12).normal(0.1, 0.01, 1_000_003)
-    assert throughput.throughput_within(seconds, IMAGES).num_steps == 1_000_003
+    assert throughput.estimate_within_run(seconds, IMAGES).num_steps == 1_000_003
     assert half_width(seconds) == pytest.approx(1.96 * 0.1 / 1000, rel=0.3)
 
 
 # Measured with 400 replications each, checking at 50, 55, 60, ... steps, noise of 3 to 5 %, in percent:
-# half_width_quick <= 1 % alone ends with a coverage of 92 to 96 for phi <= 0.5 and 89 for phi 0.7 (exponential noise:
-# 90 to 93, and 85); precise_enough with 94 to 96 and 90 (91 to 94, and 89), after about 15 % more steps.
+# estimate_half_width <= 1 % alone ends with a coverage of 92 to 96 for phi <= 0.5 and 89 for phi 0.7 (exponential
+# noise: 90 to 93, and 85); is_precise_enough with 94 to 96 and 90 (91 to 94, and 89), after about 15 % more steps.
 @pytest.mark.parametrize("phi", [0.0, 0.4])
-def test_stopping_when_precise_keeps_the_coverage(phi):
+def test_is_precise_enough_as_stop_rule_keeps_coverage(phi):
     covered, reached = [], []
     for seconds in 1 + 0.03 * draw_ar1(13, 100, 1000, phi):
         n = 50
-        while n < seconds.size and not throughput.precise_enough(seconds[:n]):
+        while n < seconds.size and not throughput.is_precise_enough(seconds[:n]):
             n = int(1.1 * n)
         assert n < 1000
-        reached.append(throughput.half_width_quick(seconds[:n]))
+        reached.append(throughput.estimate_half_width(seconds[:n]))
         covered.append(abs(seconds[:n].mean() - 1) <= reached[-1])
     assert np.mean(reached) < 0.0105
     assert np.mean(covered) >= 0.90
 
 
-def test_precise_enough_takes_the_target():
+def test_is_precise_enough_respects_target_half_width():
     seconds = 1 + 0.05 * draw_ar1(14, 1, 400, 0.0)[0]
-    assert throughput.precise_enough(seconds)
-    assert not throughput.precise_enough(seconds, half_width=0.002)
+    assert throughput.is_precise_enough(seconds)
+    assert not throughput.is_precise_enough(seconds, half_width=0.002)
 
 
-def test_throughput_between_runs_is_students_interval():
-    got = throughput.throughput_between([100.0, 102.0, 104.0])
-    reach = 4.30265 * 2 / math.sqrt(3)
-    assert got.ci95 == pytest.approx((102 - reach, 102 + reach), rel=1e-5)
+def test_estimate_between_runs_is_students_interval():
+    got = throughput.estimate_between_runs([100.0, 102.0, 104.0])
+    half = 4.30265 * 2 / math.sqrt(3)
+    assert got.ci95 == pytest.approx((102 - half, 102 + half), rel=1e-5)
     assert (got.ci_covers, got.num_steps) == ("between runs", 3)
-    one = throughput.throughput_between([100.0])
+    one = throughput.estimate_between_runs([100.0])
     assert (one.images_per_second, one.ci95, one.ci_covers) == (100.0, None, "not established: 1 run, 2 needed")
 
 
-def test_spread_of_a_known_series():
+def test_spread_of_known_series_matches():
     expected = {"median": 0.5, "p5": 0.05, "p95": 0.95, "p99": 0.99, "mad": 0.25}
     assert throughput.spread(np.arange(101) / 100) == pytest.approx(expected)
 
 
-def test_noise_floor_of_a_known_aa_test():
-    got = throughput.minimum_detectable([0.01, -0.01, 0.02, -0.02, 0.0])
+def test_estimate_noise_floor_matches_hand_calculation():
+    got = throughput.estimate_noise_floor([0.01, -0.01, 0.02, -0.02, 0.0])
     error = math.sqrt(0.00025) / math.sqrt(5)
     assert (got.mean_difference, got.num_pairs) == (pytest.approx(0), 5)
     assert got.noise_floor == pytest.approx(2.77645 * error, rel=1e-5)
     assert got.ci95 == pytest.approx((-2.77645 * error, 2.77645 * error), rel=1e-5)
     assert got.detectable == pytest.approx((2.77645 + 0.94096) * error, rel=1e-5)
-    assert throughput.minimum_detectable([0.01]).noise_floor is None
+    assert throughput.estimate_noise_floor([0.01]).noise_floor is None
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.1001, 0.13, 7.0, 1e6]), max_size=120))
-def test_any_durations_give_a_finite_answer_without_warnings(seconds):
+def test_statistics_of_any_durations_are_finite(seconds):
     steady = find_steady(seconds)
     assert 0 <= steady.from_step <= len(seconds) // 2
     assert steady.trend_percent is None or math.isfinite(steady.trend_percent)
     find_outliers(seconds)
     if sum(seconds) == 0:
         return
-    got = throughput.throughput_within(seconds, IMAGES)
+    got = throughput.estimate_within_run(seconds, IMAGES)
     assert math.isfinite(got.images_per_second)
     assert got.ci95 is None or (got.ci95[0] <= got.ci95[1] and math.isfinite(got.ci95[0]))
-    throughput.precise_enough(seconds)
+    throughput.is_precise_enough(seconds)
     throughput.spread(seconds)
 
 
@@ -210,7 +211,7 @@ def marked(n: int, marks: dict[int, float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 10, 19])
-def test_few_steps_are_not_judged_but_lose_their_slow_first_one(n):
+def test_find_steady_with_few_steps_only_cuts_slow_first_step(n):
     got = find_steady(np.ones(n))
     assert (got.from_step, got.steady, got.trend_percent) == (0, False, None)
     if n > 1:
@@ -218,7 +219,7 @@ def test_few_steps_are_not_judged_but_lose_their_slow_first_one(n):
 
 
 @pytest.mark.parametrize("n", [20, 21, 200])
-def test_a_constant_series_is_steady_from_the_start(n):
+def test_find_steady_of_constant_series_starts_at_zero(n):
     got = find_steady(np.full(n, 0.1))
     assert (got.from_step, got.steady, got.trend_percent) == (0, True, 0.0)
 
@@ -235,12 +236,12 @@ MODES = np.where(np.random.default_rng(2).random(1000) < 0.5, 1.0, 1.3)
         *((noisy(1 + 2 * np.exp(-STEPS[:n] / 5)), 20, 60) for n in (100, 200, 1000)),
         (noisy(np.where(STEPS[:300] < 20, 1.5, 1.0)), 20, 40),
         (MODES * (1 + 0.3 * np.exp(-STEPS / 80)), 80, 500),  # hidden in bimodal noise
-        (noisy(np.where(STEPS[:300] < 90, 1.0, 1.15)), 90, 140),  # throttled to a level where it stays
-        (noisy(marked(200, {0: 30.0, 1: 3.0, 90: 500.0})), 2, 6),  # one late outlier moves nothing
+        (noisy(np.where(STEPS[:300] < 90, 1.0, 1.15)), 90, 140),  # throttled to a constant level
+        (noisy(marked(200, {0: 30.0, 1: 3.0, 90: 500.0})), 2, 6),  # one late outlier has no effect
         (0.1 * marked(100, {30: 2.0}), 0, 0),
     ],
 )
-def test_warm_up_is_cut_where_it_ends(seconds, first, last):
+def test_find_steady_cuts_warm_up(seconds, first, last):
     got = find_steady(seconds)
     assert got.steady
     assert first <= got.from_step <= last
@@ -252,19 +253,19 @@ def test_warm_up_is_cut_where_it_ends(seconds, first, last):
         (noisy(1 + np.exp(-STEPS[:100] / 60)), -math.inf, -5),  # a warm-up longer than half
         *((noisy(1 + 0.1 * np.linspace(0, 1, n), sd=0.005), 7.5, 12.5) for n in (60, 200, 1000)),
         *((noisy(1 - 0.1 * np.linspace(0, 1, n), sd=0.005), -12.5, -7.5) for n in (60, 200, 1000)),
-        (noisy((1 + 2 * np.exp(-STEPS[:300] / 5)) * (1 + 0.1 * STEPS[:300] / 300)), 5, 12.5),  # behind a warm-up
+        (noisy((1 + 2 * np.exp(-STEPS[:300] / 5)) * (1 + 0.1 * STEPS[:300] / 300)), 5, 12.5),  # after a warm-up
         *((noisy(np.where(STEPS[:200] < share * 200, 1.0, 1.15)), 13, 17) for share in (2 / 3, 0.9)),  # a late change
         *((np.linspace(0.5, 0.5 * (1 + drift), 200), *sorted((0, 150 * drift))) for drift in (0.05, 0.1, 0.2, -0.1)),
     ],
 )
-def test_a_drift_is_seen_with_its_size(seconds, least, most):
+def test_find_steady_detects_drift_and_its_size(seconds, least, most):
     got = find_steady(seconds)
     assert not got.steady
     assert least <= got.trend_percent <= most
     assert got.from_step <= max(len(seconds) // 2, 100)
 
 
-def test_a_hump_in_the_middle_is_not_steady():
+def test_find_steady_detects_slow_middle():
     got = find_steady(noisy(np.where((STEPS[:300] > 120) & (STEPS[:300] < 180), 1.2, 1.0)))
     assert not got.steady or got.from_step >= 120
 
@@ -281,20 +282,20 @@ def test_a_hump_in_the_middle_is_not_steady():
         (np.where(np.random.default_rng(3).random((200, 200)) < 0.5, 0.1, 0.13), 0.03),
     ],
 )
-def test_noise_is_nearly_always_steady_and_hardly_cut(series, alarms):
+def test_find_steady_rarely_flags_noise(series, alarms):
     got = [find_steady(seconds) for seconds in series]
     assert np.mean([not result.steady for result in got]) <= alarms
     assert np.median([result.from_step for result in got]) < 0.1 * series.shape[1]
 
 
-def test_the_interval_of_the_window_that_was_found_still_covers():
+def test_estimate_half_width_of_steady_window_keeps_coverage():
     series = (1 + 0.04 * draw_ar1(6, 300, 200, 0.3)) * (1 + 2 * np.exp(-np.arange(200) / 4))
     windows = [seconds[find_steady(seconds).from_step :] for seconds in series]
-    reach = [half_width_quick(window) or math.nan for window in windows]
-    assert np.mean([abs(window.mean() - 1) <= one for window, one in zip(windows, reach, strict=True)]) >= 0.90
+    half = [estimate_half_width(window) or math.nan for window in windows]
+    assert np.mean([abs(window.mean() - 1) <= one for window, one in zip(windows, half, strict=True)]) >= 0.90
 
 
-def test_a_million_steps():
+def test_find_steady_handles_million_steps():
     seconds = np.random.default_rng(7).normal(0.1, 0.003, 1_000_000)
     seconds[[0, 2]] = 60.0
     got = find_steady(seconds)
@@ -309,12 +310,12 @@ def test_a_million_steps():
         np.ones(1),
         np.full(50, 0.1),
         noisy(np.ones(300)),
-        0.1 * marked(100, {7: 1.009}),  # a MAD of zero: 0.9 % does not count
-        1e-4 * marked(100, {7: 1.4}),  # nor do 40 us
+        0.1 * marked(100, {7: 1.009}),  # MAD of zero: 0.9 % is not an outlier
+        1e-4 * marked(100, {7: 1.4}),  # nor are 40 us
         np.where(np.random.default_rng(8).random(200) < 0.4, 0.13, 0.1),  # a second mode
     ],
 )
-def test_series_without_outliers(seconds):
+def test_find_outliers_ignores_normal_series(seconds):
     got = find_outliers(seconds)
     assert (got.steps, got.kind) == ((), "none")
 
@@ -334,12 +335,12 @@ def test_series_without_outliers(seconds):
     ],
 )
 @pytest.mark.parametrize("factor", [1.5, 0.5])
-def test_outliers_are_flagged_and_named(steps, kind, factor):
+def test_find_outliers_flags_and_classifies(steps, kind, factor):
     got = find_outliers(noisy(marked(200, dict.fromkeys(steps, factor))))
     assert (got.steps, got.kind) == (tuple(steps), kind)
 
 
-def test_random_outliers_are_seldom_called_periodic_or_clustered():
+def test_find_outliers_classifies_random_outliers_as_isolated():
     rng = np.random.default_rng(9)
     drawn = [marked(400, dict.fromkeys(rng.choice(400, 8, replace=False), 2.0)) for _ in range(200)]
     assert sum(find_outliers(shape).kind == "isolated" for shape in drawn) >= 190

@@ -1,4 +1,4 @@
-"""Where the time went: made-up traces with known answers, real ones against plain counting."""
+"""Tests of the step breakdown: synthetic traces with known results, and comparison with brute-force counts."""
 
 import json
 import zlib
@@ -17,7 +17,7 @@ from trainstone.trace.breakdown import TraceReport, analyse_trace
 
 Events = list[dict[str, Any]]
 DEVICE_ORDER = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")
-PROCESSOR_ORDER = ("data_wait", *DEVICE_ORDER[:4], *DEVICE_ORDER[5:])
+CPU_ORDER = ("data_wait", *DEVICE_ORDER[:4], *DEVICE_ORDER[5:])
 COUNTED = ["aten::conv2d", "aten::convolution", "aten::convolution_backward"]
 
 
@@ -25,33 +25,33 @@ def analyse(folder: Path, events: Events, **options: Any) -> TraceReport:
     return analyse_trace(write_trace(folder / "made.json", events), **options)
 
 
-def look(folder: Path, events: Events) -> Timeline:
+def analyse_timeline(folder: Path, events: Events) -> Timeline:
     return analyse(folder, events).timeline
 
 
-def parts(message: StepParts) -> dict[str, float]:
-    """All of a step's times in microseconds, zeros left out."""
-    times = {name.removesuffix("_seconds"): value * 1e6 for name, value in message if name not in ("step", "seconds")}
+def parts(one: StepParts) -> dict[str, float]:
+    """Return the nonzero times of a step in microseconds."""
+    times = {name.removesuffix("_seconds"): value * 1e6 for name, value in one if name not in ("step", "seconds")}
     return {name: round(value, 6) for name, value in times.items() if value}
 
 
 def check_sums(timeline: Timeline) -> None:
-    for message in timeline.steps:
-        assert sum(getattr(message, f"{part}_seconds") for part in (*DEVICE_ORDER, "unaccounted")) == pytest.approx(
-            message.seconds, rel=1e-9, abs=1e-15
+    for one in timeline.steps:
+        assert sum(getattr(one, f"{part}_seconds") for part in (*DEVICE_ORDER, "unaccounted")) == pytest.approx(
+            one.seconds, rel=1e-9, abs=1e-15
         )
-        assert message.busy_seconds <= message.seconds * (1 + 1e-12)
-        assert message.overlap_seconds <= message.communication_total_seconds
+        assert one.busy_seconds <= one.seconds * (1 + 1e-12)
+        assert one.overlap_seconds <= one.communication_total_seconds
     assert 0 <= timeline.compute_utilisation <= 1
     assert 0 <= timeline.accounted_share <= 1
 
 
-def test_every_part_of_a_device_s_step(tmp_path: Path):
-    timeline = look(tmp_path, small_trace())
-    assert [message.step for message in timeline.steps] == [5, 6]
-    for message in timeline.steps:
-        assert message.seconds == pytest.approx(990e-6)
-        assert parts(message) == {
+def test_analyse_trace_splits_device_steps_into_parts(tmp_path: Path):
+    timeline = analyse_timeline(tmp_path, small_trace())
+    assert [one.step for one in timeline.steps] == [5, 6]
+    for one in timeline.steps:
+        assert one.seconds == pytest.approx(990e-6)
+        assert parts(one) == {
             "compute": 350, "optimizer": 60, "communication": 50, "copy": 30, "data_wait": 60, "synchronisation": 60,
             "launch": 120, "host": 160, "unaccounted": 100, "busy": 490, "kernel_running": 460, "kernel": 510,
             "communication_total": 100, "overlap": 50, "copy_total": 30, "data_wait_total": 90, "optimizer_total": 200,
@@ -64,23 +64,23 @@ def test_every_part_of_a_device_s_step(tmp_path: Path):
     assert timeline.sentences[1].startswith("50 % of communication is hidden behind compute; the rest takes 5.1 %")
 
 
-def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
+def test_analyse_trace_lists_operators_kernels_lanes_and_calls(tmp_path: Path):
     report = analyse(tmp_path, small_trace(), counted=COUNTED)
     shapes = ((8, 3, 32, 32), (16, 3, 3, 3), ())
     calls = {each.name: each for each in report.calls}
     assert calls["aten::conv2d"][1:3] == (shapes, 2)
-    assert calls["aten::conv2d"][3:] == pytest.approx((400e-6, 300e-6))  # its kernel was launched further in
+    assert calls["aten::conv2d"][3:] == pytest.approx((400e-6, 300e-6))  # its kernel was launched by a callee
     assert calls["aten::convolution_backward"][1:3] == ((), 2)
     assert calls["aten::convolution_backward"][3:] == pytest.approx((200e-6, 400e-6))
     assert len(calls) == 2  # aten::convolution is within aten::conv2d
     timeline = report.timeline
-    message = {each.name: each for each in timeline.operators}
+    by_name = {each.name: each for each in timeline.operators}
     assert [each.name for each in timeline.operators][:2] == ["aten::convolution_backward", "aten::convolution"]
-    conv = message["aten::conv2d"]
+    conv = by_name["aten::conv2d"]
     assert (conv.calls, conv.self_seconds, conv.total_seconds) == pytest.approx((2, 40e-6, 400e-6))
     assert conv.device_seconds == conv.share == 0
-    assert message["aten::convolution"].device_seconds == pytest.approx(300e-6)
-    assert message["aten::convolution"].share == pytest.approx(300 / 1980)
+    assert by_name["aten::convolution"].device_seconds == pytest.approx(300e-6)
+    assert by_name["aten::convolution"].share == pytest.approx(300 / 1980)
     kernels = [(each.name[:8], each.kind, each.calls, round(each.seconds * 1e6)) for each in timeline.kernels]
     assert kernels == [
         *(("wgrad", "compute", 2, 400), ("void con", "compute", 2, 300), ("ncclDevK", "communication", 2, 200)),
@@ -93,11 +93,11 @@ def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
     ]
 
 
-def test_every_part_of_a_processor_s_step(tmp_path: Path):
+def test_analyse_trace_splits_cpu_steps_into_parts(tmp_path: Path):
     events = [
         step(1, 0, 1000),
         mark("data", 0, 100),
-        host("aten::stack", 50, 30),  # putting the batch together is a wait all the same
+        host("aten::stack", 50, 30),  # assembling the batch counts as waiting
         mark("forward", 100, 400),
         host("aten::conv2d", 110, 190),
         host("aten::copy_", 200, 50),
@@ -110,7 +110,7 @@ def test_every_part_of_a_processor_s_step(tmp_path: Path):
         host("aten::_fused_sgd_", 810, 70),
         host("aten::copy_", 820, 10),
     ]
-    timeline = look(tmp_path, events)
+    timeline = analyse_timeline(tmp_path, events)
     assert timeline.device == "cpu"
     assert parts(timeline.steps[0]) == {
         "data_wait": 100, "compute": 420, "optimizer": 70, "communication": 80, "copy": 50, "host": 180,
@@ -125,75 +125,75 @@ def test_every_part_of_a_processor_s_step(tmp_path: Path):
     assert timeline.sentences[0].startswith("Operators run for 65.0 % of the step; 18 % is Python between them; 10 %")
 
 
-def test_torch_s_own_marks_mean_the_same(tmp_path: Path):
+def test_analyse_trace_accepts_marks_of_torch(tmp_path: Path):
     ours = [mark("data", 0, 50), mark("optimizer", 60, 30)]
     torchs = [mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 50)]
     torchs += [mark("Optimizer.zero_grad#SGD.zero_grad", 60, 10), mark("Optimizer.step#SGD.step", 70, 20)]
     rest = [step(0, 0, 100), call(80, 5, 9), kernel(86, 10, 9)]
-    one, other = look(tmp_path, ours + rest), look(tmp_path, torchs + rest)
+    one, other = analyse_timeline(tmp_path, ours + rest), analyse_timeline(tmp_path, torchs + rest)
     assert parts(one.steps[0]) == parts(other.steps[0])
     assert parts(one.steps[0])["optimizer"] == 10
     assert parts(one.steps[0])["data_wait"] == 50
 
 
-def test_of_several_devices_the_one_that_works_most_is_judged(tmp_path: Path):
+def test_analyse_trace_uses_the_busiest_device(tmp_path: Path):
     events = [step(0, 0, 100), kernel(0, 30, device=1), kernel(0, 50, device=2), kernel(60, 10, device=1)]
-    timeline = look(tmp_path, events)
+    timeline = analyse_timeline(tmp_path, events)
     assert parts(timeline.steps[0])["compute"] == 50
-    assert "Judged is device 2, which works most; 1 other device in the trace, too." in timeline.sentences
+    assert "The numbers are of device 2, the busiest; the trace has 1 other device." in timeline.sentences
     assert [each.name for each in timeline.lanes] == ["device 2 stream 7", "device 1 stream 7"]
 
 
-def test_without_marks_of_steps_all_is_one(tmp_path: Path):
-    timeline = look(tmp_path, [host("aten::mm", 100, 40), call(110, 5, 1), kernel(150, 50, 1)])
-    assert [message.step for message in timeline.steps] == [0]
+def test_analyse_trace_without_step_marks_returns_one_step(tmp_path: Path):
+    timeline = analyse_timeline(tmp_path, [host("aten::mm", 100, 40), call(110, 5, 1), kernel(150, 50, 1)])
+    assert [one.step for one in timeline.steps] == [0]
     assert timeline.steps[0].seconds == pytest.approx(100e-6)
     assert parts(timeline.steps[0])["launch"] == 40
-    assert any("no marks of steps" in sentence for sentence in timeline.sentences)
-    assert any("no marks of forward and backward" in sentence for sentence in timeline.sentences)
+    assert any("no step marks" in sentence for sentence in timeline.sentences)
+    assert any("no forward and backward marks" in sentence for sentence in timeline.sentences)
 
 
-def test_only_what_lies_in_the_steps_counts(tmp_path: Path):
+def test_analyse_trace_counts_only_time_within_steps(tmp_path: Path):
     events = [step(3, 100, 100), step(4, 300, 100), host("aten::mm", 50, 100), host("aten::mm", 500, 100)]
     events += [call(60, 1, 1), kernel(150, 200, 1), kernel(600, 10)]
     report = analyse(tmp_path, events, counted=["aten::mm"])
     timeline = report.timeline
-    assert [parts(message)["compute"] for message in timeline.steps] == [50, 50]
+    assert [parts(one)["compute"] for one in timeline.steps] == [50, 50]
     operator = timeline.operators[0]
     assert (operator.calls, operator.total_seconds) == (1, pytest.approx(50e-6))
     assert timeline.kernels[0].calls == 1
     assert timeline.kernels[0].seconds == pytest.approx(100e-6)
-    assert report.calls == []  # it began before the step
+    assert report.calls == []  # it started before the step
 
 
-def test_what_keeps_the_host_waiting(tmp_path: Path):
+def test_analyse_trace_recognises_synchronising_calls(tmp_path: Path):
     waiting = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
     for name in (*waiting, "hipStreamSynchronize", "hipMemcpyWithStream"):
-        message = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name=name), kernel(90, 5)])
-        assert parts(message.steps[0])["synchronisation"] == 20
-        assert message.device == ("rocm" if name.startswith("hip") else "cuda")
-    message = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name="cudaMemcpyAsync"), kernel(90, 5)])
-    assert parts(message.steps[0])["launch"] == 20
+        timeline = analyse_timeline(tmp_path, [step(0, 0, 100), call(10, 20, 0, name=name), kernel(90, 5)])
+        assert parts(timeline.steps[0])["synchronisation"] == 20
+        assert timeline.device == ("rocm" if name.startswith("hip") else "cuda")
+    timeline = analyse_timeline(tmp_path, [step(0, 0, 100), call(10, 20, 0, name="cudaMemcpyAsync"), kernel(90, 5)])
+    assert parts(timeline.steps[0])["launch"] == 20
     spans = ((10, 20, "Stream Sync"), (40, 9, "Stream Wait Event"))
     waits = [kernel(start, length, name=name, cat="cuda_sync") for start, length, name in spans]
-    assert parts(look(tmp_path, [step(0, 0, 100), kernel(90, 5), *waits]).steps[0])["synchronisation"] == 20
+    assert parts(analyse_timeline(tmp_path, [step(0, 0, 100), kernel(90, 5), *waits]).steps[0])["synchronisation"] == 20
 
 
-def test_kernels_of_a_graph_belong_to_its_launch_and_lost_calls_to_the_operator(tmp_path: Path):
+def test_analyse_trace_assigns_graph_kernels_to_launch_and_orphans_to_operator(tmp_path: Path):
     events = [step(0, 0, 100), mark("optimizer", 0, 50), host("graph", 0, 30, External_id=5)]
     events += [call(5, 5, 77, name="cudaGraphLaunch"), kernel(20, 10, 77), kernel(35, 10, 77)]
     lost = kernel(60, 10, 4711)
     lost["args"]["External id"] = 5
-    timeline = look(tmp_path, [*events, lost])
+    timeline = analyse_timeline(tmp_path, [*events, lost])
     assert timeline.operators[0].name == "graph"
     assert timeline.operators[0].device_seconds == pytest.approx(30e-6)
     assert parts(timeline.steps[0])["optimizer"] == 30
 
 
-def test_the_host_is_the_process_with_the_steps(tmp_path: Path):
+def test_analyse_trace_uses_the_process_with_step_marks(tmp_path: Path):
     other = [{**event, "pid": 200} for event in (host("aten::mm", 0, 90), mark("ProfilerStep#1", 0, 1000))]
     events = [step(1, 0, 100), step(2, 100, 100), host("aten::add", 10, 20), *other, thread_name(100, "main")]
-    timeline = look(tmp_path, events)
+    timeline = analyse_timeline(tmp_path, events)
     assert len(timeline.steps) == 2
     assert [each.name for each in timeline.operators] == ["aten::add"]
     assert [each.name for each in timeline.lanes] == ["process 200 thread 100", "process 100 main"]
@@ -202,15 +202,18 @@ def test_the_host_is_the_process_with_the_steps(tmp_path: Path):
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([], "0 events, none of them"),
-        ([{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1}], "1 events, none of them"),
+        ([], "no operator or kernel among 0 events"),
+        (
+            [{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1}],
+            "no operator or kernel among 1 events",
+        ),
         ([step(0, 5, 0), host("aten::mm", 0, 10)], "the steps take no time"),
         ([host("aten::mm", 0, 0)], "the steps take no time"),
     ],
 )
-def test_a_trace_without_work_is_refused(tmp_path: Path, events: Events, message: str):
+def test_analyse_trace_rejects_trace_without_work(tmp_path: Path, events: Events, message: str):
     with pytest.raises(DataError, match=message):
-        look(tmp_path, events)
+        analyse_timeline(tmp_path, events)
 
 
 times = st.tuples(st.integers(0, 60), st.integers(0, 40))
@@ -229,7 +232,7 @@ device_events = st.one_of(
 
 
 def count_moments(events: Events, window: tuple[int, int], *, on_device: bool) -> dict[str, float]:
-    """The parts of a step from sets of whole microseconds, each judged by itself; zeros left out."""
+    """Count the parts of a step microsecond by microsecond; zeros are skipped."""
 
     def cover(cat: str, *names: str, tid: int | None = None) -> set[int]:
         wanted = [event for event in events if event["cat"] == cat and tid in (None, event["tid"])]
@@ -256,14 +259,14 @@ def count_moments(events: Events, window: tuple[int, int], *, on_device: bool) -
     else:
         for tid in (100, 101, 102):
             talks = cover("cpu_op", "c10d::send", tid=tid) | cover("user_annotation", "gloo:all_reduce", tid=tid)
-            alone = cover("cpu_op", tid=tid) - talks
-            of_optimizer = alone & in_optimizer if tid == 100 else set()
-            moves = (alone - of_optimizer) & cover("cpu_op", "aten::copy_", tid=tid)
+            outside = cover("cpu_op", tid=tid) - talks
+            of_optimizer = outside & in_optimizer if tid == 100 else set()
+            moves = (outside - of_optimizer) & cover("cpu_op", "aten::copy_", tid=tid)
             sets["communication"] |= talks
             sets["optimizer"] |= of_optimizer
             sets["copy"] |= moves
-            sets["compute"] |= alone - of_optimizer - moves
-            running.append(alone | talks)
+            sets["compute"] |= outside - of_optimizer - moves
+            running.append(outside | talks)
     step = set(range(*window))
     anything = set().union(*running)
     found = {
@@ -276,7 +279,7 @@ def count_moments(events: Events, window: tuple[int, int], *, on_device: bool) -
         "optimizer_total": in_optimizer,
     }
     left = step
-    for part in DEVICE_ORDER if on_device else PROCESSOR_ORDER:
+    for part in DEVICE_ORDER if on_device else CPU_ORDER:
         found[part], left = left & sets[part], left - sets[part]
     counts = {name: len(moments & step) for name, moments in found.items()}
     counts |= {"unaccounted": len(left), "kernel": sum(len(each & step) for each in running)}
@@ -285,7 +288,7 @@ def count_moments(events: Events, window: tuple[int, int], *, on_device: bool) -
 
 @settings(quick, max_examples=100)
 @given(st.booleans(), st.data())
-def test_parts_and_own_times_are_those_of_plain_counting_in_any_order(
+def test_analyse_trace_matches_brute_force_count_in_any_event_order(
     tmp_path: Path, on_device: bool, data: st.DataObject
 ):
     events = data.draw(st.lists(device_events if on_device else host_events, max_size=25))
@@ -298,9 +301,9 @@ def test_parts_and_own_times_are_those_of_plain_counting_in_any_order(
     report = analyse(tmp_path, events, counted=["aten::mm", "aten::item"])
     check_sums(report.timeline)
     windows = [(1_000_000, 1_000_037), (1_000_040, 1_000_090)]
-    for message, window in zip(report.timeline.steps, windows, strict=True):
-        assert parts(message) == count_moments(events, window, on_device=on_device)
-    own = own_by_stack(operators, windows)
+    for one, window in zip(report.timeline.steps, windows, strict=True):
+        assert parts(one) == count_moments(events, window, on_device=on_device)
+    own = self_time_by_stack(operators, windows)
     for each in report.timeline.operators:
         assert each.self_seconds * 1e6 == pytest.approx(own[each.name])
     data.draw(st.randoms(use_true_random=False)).shuffle(events)
@@ -311,8 +314,8 @@ def cut(event: dict[str, Any], start: int, end: int) -> int:
     return max(0, min(event["ts"] + event["dur"], end) - max(event["ts"], start))
 
 
-def own_by_stack(operators: Events, windows: list[tuple[int, int]]) -> dict[str, float]:
-    """Own time of each operator's name within the windows."""
+def self_time_by_stack(operators: Events, windows: list[tuple[int, int]]) -> dict[str, float]:
+    """Return the self time within the windows by operator name."""
     found: dict[str, float] = {}
     order = sorted(operators, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"], e["args"]["External id"]))
     stack: Events = []
@@ -330,7 +333,7 @@ def own_by_stack(operators: Events, windows: list[tuple[int, int]]) -> dict[str,
     return found
 
 
-def test_a_real_trace_of_resnet50_on_a_v100():
+def test_analyse_trace_matches_brute_force_count_on_real_v100_trace():
     path = real_data("profilers/kineto/resnet50_v100_num_workers_0.pt.trace.json.gz")
     events = json.loads(zlib.decompress(path.read_bytes(), 31))["traceEvents"]
     events = [event for event in events if event.get("ph") == "X"]
@@ -338,13 +341,13 @@ def test_a_real_trace_of_resnet50_on_a_v100():
     marks = [event for event in events if event["name"].startswith("ProfilerStep#")]
     windows = [(event["ts"], event["ts"] + event["dur"]) for event in marks]
     kernels = [event for event in events if event["cat"] == "Kernel"]
-    for message, window in zip(timeline.steps, windows, strict=True):
-        assert message.kernel_seconds == pytest.approx(sum(cut(event, *window) for event in kernels) / 1e6, rel=1e-6)
+    for one, window in zip(timeline.steps, windows, strict=True):
+        assert one.kernel_seconds == pytest.approx(sum(cut(event, *window) for event in kernels) / 1e6, rel=1e-6)
     check_sums(timeline)
     operators = [event for event in events if event["cat"] == "Operator" and "#" not in event["name"]]
-    own = own_by_stack(operators, windows)
+    own = self_time_by_stack(operators, windows)
     for operator in timeline.operators:
         assert operator.self_seconds == pytest.approx(own[operator.name] / 1e6, rel=1e-6, abs=1e-12)
-    assert [message.step for message in timeline.steps] == [5, 6, 7, 8, 9, 10]
+    assert [one.step for one in timeline.steps] == [5, 6, 7, 8, 9, 10]
     assert timeline.operators[0].name == "aten::cudnn_convolution_backward_weight"
     assert 0.54 < timeline.compute_utilisation < 0.56

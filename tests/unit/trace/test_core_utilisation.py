@@ -30,7 +30,7 @@ AVERAGE = "sm__cycles_elapsed.avg"
 
 
 def original_formula(text: str, weight: str, metric: str) -> float:
-    """The formula of coreutil.py, written anew: all kernels, and commas taken out of numbers."""
+    """Reimplement the formula of coreutil.py for all kernels, with commas removed from numbers."""
     lines = [line for line in text.splitlines() if re.match(r'"?(ID|[0-9]+)"?,', line)]
     values: dict[str, dict[str, float]] = {}
     for row in csv.DictReader(lines):
@@ -49,26 +49,26 @@ def make_file(*kernels: Mapping[str, float]) -> NcuFile:
 
 
 @pytest.mark.parametrize("make", [make_long, make_wide])
-def test_all_kernels_count_by_their_cycles(tmp_path: Path, make: Callable[[], str]):
+def test_aggregate_cores_weights_kernels_by_cycles(tmp_path: Path, make: Callable[[], str]):
     path = tmp_path / "cores.csv"
     path.write_text(BEFORE + make() + AFTER)
     use = aggregate_cores(read_ncu(path, WANTED))
     for pipe, metric in ORIGINAL.items():
         assert use.pipes_percent[pipe] == pytest.approx(original_formula(make_long(), CYCLES, metric), rel=1e-12)
     assert use.pipes_percent["fma"] == pytest.approx((1016888 * 40.25 + 3000 * 1.5) / 1020000)
-    assert use.pipes_percent["tensor"] == pytest.approx(112 * 90 / 1020000)  # of the last kernel, and no other
+    assert use.pipes_percent["tensor"] == pytest.approx(112 * 90 / 1020000)  # only the last kernel has it
     assert (use.kernels, use.processes, use.cycles, use.file) == (3, 1, 1020000, str(path))
     assert use.sentences == []
 
 
-def test_processes_are_counted_and_weighed_together(tmp_path: Path):
+def test_aggregate_cores_combines_processes(tmp_path: Path):
     path = tmp_path / "cores.csv"
     busy = {0: ("k", {CYCLES: "1,020,000", FMA: "100"})}
     path.write_text(make_long(process=7) + make_long(busy, process=8) + make_long(busy, process=8))
     use = aggregate_cores(read_ncu(path))
-    alone = original_formula(make_long(), CYCLES, FMA)
+    single = original_formula(make_long(), CYCLES, FMA)
     assert (use.kernels, use.processes) == (5, 3)
-    assert use.pipes_percent["fma"] == pytest.approx((alone + 200) / 3)
+    assert use.pipes_percent["fma"] == pytest.approx((single + 200) / 3)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_processes_are_counted_and_weighed_together(tmp_path: Path):
         (
             [{CYCLES: 10, SFU: 5, FMA: 10}, {CYCLES: 30, FMA: 20}],
             {"fma": 17.5, "sfu": 5},
-            ["sfu was measured of 1 of 2 kernels: the mean is theirs"],
+            ["sfu: mean of the 1 of 2 kernels that were measured"],
         ),
         (
             [{CYCLES: 10, FMA: 10}, {FMA: 90}, {CYCLES: 0, FMA: 50}],
             {"fma": 10},
-            [f"2 kernels of 3 without {CYCLES} left out"],
+            [f"2 of 3 kernels skipped: no {CYCLES}"],
         ),
         ([{CYCLES: 10, AVERAGE: 4, FMA: 10}, {AVERAGE: 12, FMA: 50}], {"fma": 40}, []),  # one metric counts for all
         ([{CYCLES: 10, FMA: 10, FMA_CYCLES: 90}, {CYCLES: 10, FMA_CYCLES: 70}], {"fma": 80}, [f"fma is {FMA_CYCLES}"]),
@@ -91,11 +91,11 @@ def test_processes_are_counted_and_weighed_together(tmp_path: Path):
         (  # names are not mixed where one kernel has both
             [{CYCLES: 10, FMA: 10}, {CYCLES: 10, FMA: 30, FMA_CYCLES: 80}, {CYCLES: 20, FMA_CYCLES: 90}],
             {"fma": 20},
-            ["fma was measured of 2 of 3 kernels: the mean is theirs"],
+            ["fma: mean of the 2 of 3 kernels that were measured"],
         ),
     ],
 )
-def test_what_was_measured_is_averaged_and_the_rest_is_told(
+def test_aggregate_cores_averages_measured_kernels_and_describes_the_rest(
     kernels: list[dict[str, float]], percents: dict[str, float], message: list[str]
 ):
     use = aggregate_cores(make_file(*kernels))
@@ -105,15 +105,15 @@ def test_what_was_measured_is_averaged_and_the_rest_is_told(
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        ({FMA: 10}, r"cores.csv: no kernel has any cycles \(gpc__cycles_elapsed.max or "),
-        ({CYCLES: 0, FMA: 10}, "no kernel has any cycles"),
-        ({CYCLES: -5, FMA: 10}, "no kernel has any cycles"),
-        ({CYCLES: 10, "a": 1, "b": 1, "c": 1}, r"of no pipe how busy it was; it has a, b, c"),
-        ({CYCLES: 10, FMA: -1}, "-1 % of the peak of pipe fma"),
-        ({CYCLES: 10, SFU: 5000}, "5000 % of the peak of pipe sfu"),
+        ({FMA: 10}, r"cores.csv: no kernel has a positive cycle metric \(gpc__cycles_elapsed.max or "),
+        ({CYCLES: 0, FMA: 10}, "no kernel has a positive cycle metric"),
+        ({CYCLES: -5, FMA: 10}, "no kernel has a positive cycle metric"),
+        ({CYCLES: 10, "a": 1, "b": 1, "c": 1}, r"no pipe utilisation metric; found a, b, c"),
+        ({CYCLES: 10, FMA: -1}, "pipe fma at -1 % of its peak"),
+        ({CYCLES: 10, SFU: 5000}, "pipe sfu at 5000 % of its peak"),
     ],
 )
-def test_what_cannot_be_aggregated_is_said(kernel: dict[str, float], message: str):
+def test_aggregate_cores_rejects_missing_or_invalid_metrics(kernel: dict[str, float], message: str):
     with pytest.raises(DataError, match=message) as caught:
         aggregate_cores(make_file(kernel))
     assert "--metrics" in (caught.value.hint or "")
@@ -121,7 +121,7 @@ def test_what_cannot_be_aggregated_is_said(kernel: dict[str, float], message: st
 
 @given(damaged((BEFORE + make_long(KERNELS) + AFTER).encode()))
 @quick
-def test_damage_gives_a_result_or_is_told(tmp_path: Path, content: bytes):
+def test_aggregate_cores_of_damaged_file_returns_valid_percent_or_raises(tmp_path: Path, content: bytes):
     path = tmp_path / "cores.csv"
     path.write_bytes(content)
     try:
@@ -131,14 +131,14 @@ def test_damage_gives_a_result_or_is_told(tmp_path: Path, content: bytes):
     assert all(0 <= percent <= 200 for percent in use.pipes_percent.values())
 
 
-def test_real_kernels_without_a_pipe_are_refused():
-    with pytest.raises(DataError, match="of no pipe how busy it was"):
+def test_aggregate_cores_rejects_real_file_without_pipes():
+    with pytest.raises(DataError, match="no pipe utilisation metric"):
         aggregate_cores(read_ncu(real_data("profilers/ncu/v100_cutlass_gemm_ncu.csv")))
 
 
 @pytest.mark.parametrize("metric", ["sm__inst_executed_pipe_tensor.sum", "dram__bytes.sum"])
-def test_real_kernels_of_a_v100_agree_with_the_originals_formula(metric: str):
-    """Another metric of each kernel, scaled to percent, stands for the pipe that the file lacks."""
+def test_aggregate_cores_matches_original_formula_on_v100_kernels(metric: str):
+    """The file has no pipe metric, so another metric, scaled to percent, replaces it."""
     path = real_data("profilers/ncu/v100_cutlass_gemm_ncu.csv")
     kernels = [
         {AVERAGE: kernel.metrics[AVERAGE].value, FMA: kernel.metrics[metric].value / 1e10}
@@ -148,7 +148,7 @@ def test_real_kernels_of_a_v100_agree_with_the_originals_formula(metric: str):
     assert aggregate_cores(make_file(*kernels)).pipes_percent["fma"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_real_kernel_of_a_2080_ti_has_newer_names():
+def test_aggregate_cores_reads_newer_metric_names_of_2080_ti():
     path = real_data("profilers/ncu/rtx2080ti_sgemm_3136x64x64.metrics.csv")
     use = aggregate_cores(read_ncu(path, WANTED))
     assert use.pipes_percent["fma"] == pytest.approx(original_formula(path.read_text(), CYCLES, FMA_CYCLES))

@@ -1,4 +1,4 @@
-"""Workloads: pixels of classification are the originals' numbers; SSD's loss and evaluation know the truth."""
+"""Tests of the workloads: normalisation against the originals' values, SSD's loss and evaluation with known boxes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from support.processes.flows import drain
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.data.pipeline.feed import IGNORED
+from trainstone.data.pipeline.input_pipeline import IGNORED
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.data.synthetic.generated import find_stored
+from trainstone.data.synthetic.generated import plan_recipe_data
 from trainstone.engine.training_data import provide_data
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import SINGLE_RANK
@@ -35,7 +35,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_numbers_are_those_of_the_originals_and_agree_with_exact_arithmetic(name: str):
+def test_normaliser_equals_original_values(name: str):
     images = torch.tensor(PIXEL, dtype=torch.uint8).expand(1, 2, 2, 3)
     out = Normaliser(name, CPU)(images)
     assert out.dtype == torch.float32
@@ -49,31 +49,31 @@ def test_the_numbers_are_those_of_the_originals_and_agree_with_exact_arithmetic(
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_pixels_stay_where_they_were_and_the_batch_unchanged(name: str):
+def test_normaliser_keeps_positions_and_input(name: str):
     images = torch.randint(256, (2, 8, 6, 3), dtype=torch.uint8)
     before = images.clone()
     out = Normaliser(name, CPU)(images)
     assert out.shape == (2, 3, 8, 6)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, before)
-    alone = Normaliser(name, CPU)(images[1:, 2:3, 3:4])
-    assert torch.equal(out[1, :, 2, 3], alone[0, :, 0, 0])
+    single = Normaliser(name, CPU)(images[1:, 2:3, 3:4])
+    assert torch.equal(out[1, :, 2, 3], single[0, :, 0, 0])
 
 
-class Seeing(torch.nn.Module):
-    """Keeps what it was shown, and guesses nothing."""
+class RecordingModel(torch.nn.Module):
+    """Stores its input and returns uniform logits."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.images = images
         return torch.zeros(len(images), 10)
 
 
-def test_a_network_sees_images_normalised_as_the_recipe_asks():
+def test_build_loss_normalises_images_as_in_recipe():
     images = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8)
     for name, (mean, deviation, scale) in NORMALISATIONS.items():
         for layout, memory_format in (("true", torch.channels_last), ("false", torch.contiguous_format)):
             settings = ["model.num_classes=10", f"augment.normalise={name}", f"engine.channels_last={layout}"]
-            model = Seeing()
+            model = RecordingModel()
             CLASSIFY.build_loss(load_config("resnet50", settings=settings), CPU)(model, (images, torch.zeros(2).long()))
             assert model.images.shape == (2, 3, 8, 8)
             assert model.images.is_contiguous(memory_format=memory_format)
@@ -81,10 +81,10 @@ def test_a_network_sees_images_normalised_as_the_recipe_asks():
             assert abs(float(model.images[1, 0, 2, 3]) - expected) < 1e-5
 
 
-def test_the_loss_of_a_guess_is_log_of_the_classes():
+def test_classify_loss_of_uniform_logits_is_log_of_classes():
     config = load_config("resnet50", settings=["model.num_classes=10", "data.image_size=32"])
     batch = CLASSIFY.synthetic_batches(config, 4)[0]
-    assert abs(float(CLASSIFY.build_loss(config, CPU)(Seeing(), batch)) - 2.302585) < 1e-5
+    assert abs(float(CLASSIFY.build_loss(config, CPU)(RecordingModel(), batch)) - 2.302585) < 1e-5
 
 
 SMALL = (
@@ -99,16 +99,16 @@ def configure(*settings: str) -> Config:
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSplit]:
-    """Seven drawn scenes to validate with."""
+    """Return a validation split of seven generated scenes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.mktemp("cache")))
         config = configure()
         drain(provide_data(config))
-        yield open_split(find_stored(config).target, "val")
+        yield open_split(plan_recipe_data(config).target, "val")
 
 
-class Knowing(nn.Module):
-    """Says exactly what it was told: each box by every default box that would learn it."""
+class PerfectModel(nn.Module):
+    """Perfect model: predicts its given boxes with every matching default box."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -123,28 +123,28 @@ class Knowing(nn.Module):
 
 
 def evaluate(config: Config, opened: OpenSplit, model: Any) -> Tensor:
-    look, rows = DETECT.build_evaluator(config, CPU), []
+    evaluate_batch, rows = DETECT.build_evaluator(config, CPU), []
     for batch in DETECT.open_validation(config, opened, CPU, SINGLE_RANK):
-        if isinstance(model, Knowing):
+        if isinstance(model, PerfectModel):
             model.boxes, model.labels = batch[1], batch[2]
-        rows.append(look(model, batch))
+        rows.append(evaluate_batch(model, batch))
     return torch.cat(rows)
 
 
-def test_who_knows_the_boxes_finds_them_all_whatever_the_batch(scenes: OpenSplit):
+def test_detect_finish_eval_perfect_model_has_map_1(scenes: OpenSplit):
     found = []
     for size in (1, 3, 16):
         config = configure(f"eval.batch_size={size}")
-        scored = DETECT.finish_eval(config, scenes, evaluate(config, scenes, Knowing(config)))
+        scored = DETECT.finish_eval(config, scenes, evaluate(config, scenes, PerfectModel(config)))
         found.append(scored.metrics)
         assert scored.images == 7
         assert {table.name for table in scored.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
     assert found[0] == found[1] == found[2]
     assert found[0]["map50"] == pytest.approx(1.0)
     assert found[0]["map"] > 0.99
-    wide = configure("detect.inclusive_edges=true")  # which makes found boxes wider
-    assert DETECT.finish_eval(wide, scenes, evaluate(wide, scenes, Knowing(wide))).metrics["map"] < found[0]["map"]
-    # Images show what is there and what was found.
+    wide = configure("detect.inclusive_edges=true")  # makes detections wider
+    assert DETECT.finish_eval(wide, scenes, evaluate(wide, scenes, PerfectModel(wide))).metrics["map"] < found[0]["map"]
+    # Sample images show ground truth and detections.
     assert 0 < len(scored.samples) <= 12
     for shown, jpeg in scored.samples:
         assert jpeg.startswith(b"\xff\xd8")
@@ -158,25 +158,25 @@ def test_who_knows_the_boxes_finds_them_all_whatever_the_batch(scenes: OpenSplit
     assert not any(Path(file).is_absolute() or ".." in file for file in files)
 
 
-def test_rows_that_are_nothing_do_not_count(scenes: OpenSplit):
+def test_split_rows_ignores_padding(scenes: OpenSplit):
     labels = torch.tensor([[0, IGNORED], [1, 2]])
     rows = list_rows(FOUND, torch.tensor([[4.0], [-1.0]]), labels, torch.rand(2, 2), torch.rand(2, 2, 4))
     evaluated = split_rows(rows.numpy())
     assert evaluated.found.image.tolist() == [4]
     assert evaluated.found.label.tolist() == [0]
     assert len(evaluated.truth.label) == len(evaluated.images) == 0
-    with pytest.raises(DataError, match="no validation image could be judged"):
+    with pytest.raises(DataError, match="no validation image could be read"):
         DETECT.finish_eval(configure(), scenes, torch.full((3, 9), -1.0))
 
 
-def test_the_loss_of_who_knows_is_small_and_falls_from_who_does_not():
+def test_detect_loss_perfect_model_is_small():
     config = configure()
     batch = DETECT.synthetic_batches(config, 4)[0]
-    loss, knowing = DETECT.build_loss(config, CPU), Knowing(config)
-    knowing.boxes, knowing.labels = batch[1], batch[2]
+    loss, perfect = DETECT.build_loss(config, CPU), PerfectModel(config)
+    perfect.boxes, perfect.labels = batch[1], batch[2]
     model = DETECT.build_model(config)
     untrained = loss(model, batch)
-    assert float(loss(knowing, batch)) < 1e-5 < float(untrained.detach())
+    assert float(loss(perfect, batch)) < 1e-5 < float(untrained.detach())
     untrained.backward()
     assert all(parameter.grad.any() for parameter in model.parameters())
     model.zero_grad()
@@ -186,9 +186,9 @@ def test_the_loss_of_who_knows_is_small_and_falls_from_who_does_not():
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_know():
+def test_detect_build_predictor_returns_boxes_and_count_classes():
     config = configure()
-    model = Knowing(config)
+    model = PerfectModel(config)
     model.boxes, model.labels = torch.tensor([[[0.25, 0.5, 0.75, 1.0]]]), torch.tensor([[2]])
     (seen,) = DETECT.build_predictor(config, CPU)(model, torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
     assert (seen[0].label, seen[0].edges) == (2, pytest.approx((0.25, 0.5, 0.75, 1.0), abs=1e-5))
@@ -201,23 +201,23 @@ def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_kn
     ("settings", "message"),
     [
         (["data.image_size=40"], "at least 64 pixels"),
-        (["model.depth=50"], "stands on 18 or 34 layers"),
-        (["augment.crop=area"], "needs augment.crop = overlap or whole"),
-        (["eval.metric=top1"], "needs eval.metric = map or map50"),
-        (["augment.val_crop=centre"], "needs augment.val_crop = whole"),
-        (["train.mixup=0.2"], "knows no train.mixup"),
+        (["model.depth=50"], "invalid model.depth = 50 for model.name = ssd: expected 18 or 34"),
+        (["augment.crop=area"], "invalid augment.crop = area .*: expected overlap or whole"),
+        (["eval.metric=top1"], "invalid eval.metric = top1 .*: expected map or map50"),
+        (["augment.val_crop=centre"], "invalid augment.val_crop = centre .*: expected whole"),
+        (["train.mixup=0.2"], "workload = detect does not use train.mixup"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings: list[str], message: str):
+def test_detect_rejects_unsupported_settings(settings: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         DETECT.build_model(configure(*settings))
 
 
-def test_a_set_of_another_kind_is_refused(scenes: OpenSplit):
+def test_check_classes_rejects_unsuitable_data_set(scenes: OpenSplit):
     few = configure("model.num_classes=2")
-    with pytest.raises(DataError, match="has 5 classes, the network 2"):
+    with pytest.raises(DataError, match=r"has 5; model\.num_classes = 2"):
         DETECT.check_classes(few, scenes.dataset)
-    with pytest.raises(DataError, match="to classify"):
+    with pytest.raises(DataError, match="is for classify"):
         DETECT.check_classes(configure(), scenes.dataset.__class__("classify", "", (), ()))
-    with pytest.raises(ConfigError, match="differ in their number of boxes"):
+    with pytest.raises(ConfigError, match="have different numbers of boxes"):
         DETECT.open_training(configure("engine.cuda_graphs=true"), scenes, CPU, SINGLE_RANK, 0)

@@ -1,4 +1,4 @@
-"""JSON on stdout in characters that it can carry and a terminal does not obey; stderr that may be gone; Ctrl-C."""
+"""Safe output: JSON that any stdout can encode, stderr that may be closed, Ctrl-C without a traceback."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from trainstone.text import printable
 
 
 def print_json(document: Any) -> None:
-    """Print it as files hold it, but escape what cannot be seen and what is not in stdout's encoding.
+    """Print a document as JSON; escape invisible characters and those missing from the encoding of stdout.
 
-    Models in it are printed without their absent fields.
+    Fields of models that are None are omitted.
     """
     dump_model = methodcaller("model_dump", mode="json", exclude_none=True)
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
@@ -27,18 +27,18 @@ def print_json(document: Any) -> None:
 
 
 def print_stderr(text: str) -> bool:
-    """Print a line on stderr; False: its terminal or pipe is gone, or its disk full, which is not the run's problem."""
+    """Print a line on stderr; return False if it is closed or its disk is full, which must not fail a run."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        silence(2)
+        redirect_to_null(2)
         return False
     return True
 
 
 @contextmanager
-def interruptible(message: str = "; give the same command again to resume") -> Iterator[None]:
-    """Ctrl-C ends the work with a word, not with a traceback."""
+def exit_on_interrupt(message: str = "; run the same command again to resume") -> Iterator[None]:
+    """On Ctrl-C, print a message and exit instead of showing a traceback."""
     try:
         yield
     except KeyboardInterrupt:
@@ -46,15 +46,15 @@ def interruptible(message: str = "; give the same command again to resume") -> I
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def silence(descriptor: int) -> None:
-    """Send a stream that cannot be written to nowhere: what is still buffered must not fail again at exit."""
+def redirect_to_null(descriptor: int) -> None:
+    """Redirect a broken stream to /dev/null, so that buffered text does not fail again at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
 
 
 def _escape_hidden(match: re.Match[str]) -> str:
-    """JSON writes a character beyond U+FFFF as two UTF-16 units."""
+    """Return the JSON escape of a character; above U+FFFF it has two UTF-16 units."""
     if printable(match[0]) == match[0]:
         return match[0]
     units = match[0].encode("utf-16-be", "surrogatepass")

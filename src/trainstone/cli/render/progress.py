@@ -1,6 +1,6 @@
-"""The progress line on stderr: live on a terminal, a plain line every few seconds elsewhere, nothing with -q.
+"""The progress line on stderr: live on a terminal, else a plain line every few seconds; hidden by -q.
 
-Under `trainstone launch` it goes to a file, which the launcher shows: an engine's own output is not for reading.
+Under `trainstone launch` it is written to a file that the launcher reads and shows.
 """
 
 import sys
@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from trainstone.cli.render.output import print_stderr, silence
-from trainstone.machine.launch_protocol import FOLDER, PROGRESS, launched_run
+from trainstone.cli.render.output import print_stderr, redirect_to_null
+from trainstone.machine.launch_protocol import FOLDER, PROGRESS, get_run_folder
 from trainstone.results.progress import Progress
 from trainstone.results.training import format_epoch, format_metric, name_metric
 from trainstone.text import printable
@@ -24,11 +24,11 @@ End = TypeVar("End")
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.2
 RELAY_SECONDS = 2.0
-"""Under a launcher: the file may lie on a network."""
+"""Interval under a launcher: its file may be on a network file system."""
 
 
 class ProgressLine:
-    """Shows where a run is; `with` makes and clears the line. A terminal that is gone, or full, ends the line alone."""
+    """Context manager that shows progress on stderr; a closed terminal or a full disk stops only the display."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -37,23 +37,23 @@ class ProgressLine:
         self._shown_at = float("-inf")
         self._phase = ""
         self._work_began = (0.0, 0)
-        run = launched_run() if not quiet else None
+        run = get_run_folder() if not quiet else None
         self._relay = run / FOLDER / PROGRESS if run is not None else None
 
     def __enter__(self) -> Self:
         if not self._quiet and self._console.is_terminal:
             self._status = self._console.status("starting")
-            with self._surviving():
+            with self._ignore_write_errors():
                 self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._status is not None:
-            with self._surviving():
+            with self._ignore_write_errors():
                 self._status.stop()
 
     def follow(self, flow: Generator[Progress | str, None, End]) -> End:
-        """Show the progress of a flow to its end; return what it ends with."""
+        """Run a flow and show its progress; return its result."""
         with closing(flow):
             while True:
                 try:
@@ -63,14 +63,14 @@ class ProgressLine:
                     return value
 
     def show(self, progress: Progress | str) -> None:
-        """Draw where a run is, if it is time to; as text it comes from another process."""
-        # Off a terminal each new phase is a line, and of two variants in turn (comparing: A) it changes at every step.
+        """Show progress if the last update is old enough. Progress of another process is text."""
+        # Without a terminal each new phase prints a line; the part after ":" alternates (comparing: A), so ignore it.
         phase = progress.partition(" · ")[0] if isinstance(progress, str) else progress.phase.partition(":")[0]
         if self._is_time(phase):
             self._draw(printable(progress) if isinstance(progress, str) else describe_progress(progress))
 
     def show_work(self, phase: str, done: int, total: int | None, unit: str, num_bytes: int = 0) -> None:
-        """Draw how far a job is, with its rate since the phase began and the time left, if it is time to."""
+        """Show how much of a job is done, its rate and the time left, if the last update is old enough."""
         now = time.monotonic()
         if phase != self._phase:
             self._work_began = (now, done)
@@ -93,17 +93,17 @@ class ProgressLine:
         elif self._status is None:
             self._quiet = not print_stderr(text)
         else:
-            with self._surviving():
+            with self._ignore_write_errors():
                 self._status.update(Text(text))
 
     @contextmanager
-    def _surviving(self) -> Iterator[None]:
-        """Go on without the line where it cannot be drawn."""
+    def _ignore_write_errors(self) -> Iterator[None]:
+        """Stop showing progress if stderr cannot be written."""
         try:
             yield
         except OSError:
             self._quiet = True
-            silence(2)
+            redirect_to_null(2)
 
 
 def describe_progress(progress: Progress) -> str:
@@ -128,7 +128,7 @@ def describe_progress(progress: Progress) -> str:
     if progress.accuracy is not None:
         parts.append(f"{name_metric(progress.metric)} {format_metric(progress.metric, progress.accuracy)}")
     if progress.seconds_left is not None:
-        # Of epochs the time is reckoned; elsewhere it is a limit
+        # With epochs it is an estimate, else a limit
         limit = "at most " if progress.epochs is None else ""
         parts.append(f"{limit}{format_seconds(max(0.0, progress.seconds_left))} left")
     return printable(" · ".join(parts))

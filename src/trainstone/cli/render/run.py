@@ -1,7 +1,6 @@
-"""The terminal summary of a result: the verdict, how it was got, the findings. It draws and judges nothing.
+"""Print the summary of a result on the terminal: verdict, measurements, tables, findings, files.
 
-The tables are those of results/tables.py, with bars where there is room, and as lines where it is narrow. At the end:
-rows of small bars for a series, eight heights, one character each; and bars across.
+The numbers and tables come from results/; this module only formats them for the width of the terminal.
 """
 
 import sys
@@ -27,33 +26,33 @@ from trainstone.results.schema.run import Comparison, Result
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.series import sample_steps
 from trainstone.results.step_parts import MIN_SHARE, average_parts, describe_overhead, shorten
-from trainstone.results.step_summary import describe_interval, describe_rate, describe_repeat, describe_setting
-from trainstone.results.verdicts import describe_goal
+from trainstone.results.step_summary import describe_interval, describe_rate, describe_setting, format_repeat_command
+from trainstone.results.verdicts import describe_target
 from trainstone.text import printable, printable_lines
 
 SEVERITIES = {"error": "red bold", "warning": "yellow", "info": "cyan"}
-"""In the order of printing, with their styles."""
+"""Severities of findings in printing order, with their styles."""
 MAX_NOTED = 5
+"""With more published figures than this, only --json and --page show their sources and differences."""
 LONGEST_NOTE = 32
-"""With more published figures than this, their sources and differences are left to --json and --page."""
 SPARKLINE_WIDTH = 36
 MOST_OPERATORS, OPERATOR_BAR_WIDTH = 6, 8
 
 
 def print_result(result: Result, path: Path) -> None:
-    """Print a result on stdout; no colour when it is not a terminal."""
+    """Print a result on stdout, with colour on a terminal."""
     console = Console(file=sys.stdout, highlight=False)
     print_lines(console, [f"trainstone {__version__} · {describe_setting(result)}"], "dim")
     console.print()
-    print_lines(console, [result.verdict or f"no number: {result.status}"], "bold")
+    print_lines(console, [result.verdict or f"no result: {result.status}"], "bold")
     console.print()
     width = min(SPARKLINE_WIDTH, console.width - 2)
     trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
-    steps = draw_steps(result, path, width, console.encoding)
+    steps = step_chart_rows(result, path, width, console.encoding)
     print_rows(console, [*trained, *profiled, *_rate_rows(result), *_step_rows(result), *steps, *_machine_rows(result)])
     if result.repeated:
         console.print()
-        print_table(console, tables.training_table(result.repeated, result.quality))
+        print_table(console, tables.build_training_table(result.repeated, result.quality))
     if result.data_bench:
         print_data_bench(console, result.data_bench)
     if result.sweep:
@@ -71,16 +70,16 @@ def print_result(result: Result, path: Path) -> None:
         console.print(Padding(Text(printable_lines(found.hint), style="dim"), (0, 0, 0, 4), expand=False))
     console.print()
     report = [f"report  {path / 'report.html'}"] if (path / "report.html").exists() else []
-    named = [f"result  {path / 'result.json'}", *report, f"repeat  {describe_repeat(result, path)}"]
-    print_lines(console, named, wrap=False)  # so that they can be copied
+    named = [f"result  {path / 'result.json'}", *report, f"repeat  {format_repeat_command(result, path)}"]
+    print_lines(console, named, wrap=False)  # unwrapped, so that they can be copied
 
 
-def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Rows:
-    """A sparkline of the step times, warm-up dim and left of a bar, with the shortest and the longest."""
+def step_chart_rows(result: Result, path: Path, width: int, encoding: str) -> Rows:
+    """Yield a sparkline of the step times, with dim warm-up steps left of a bar, and the minimum and maximum."""
     file = min(path.glob("steps-rank*.csv"), default=None)
     try:
         series = sample_steps(file) if file else None
-    except ResultError:  # a damaged file is no reason to hide the result
+    except ResultError:  # print the result even if this file is damaged
         series = None
     if series is None:
         return
@@ -103,10 +102,10 @@ def _rate_rows(result: Result) -> Rows:
         synthetic = f"synthetic {describe_rate(loader.synthetic_images_per_second, loader.synthetic_ci95)}"
         threads = units.format_count(loader.threads, "thread")
         alone = f"loader alone {describe_rate(loader.images_per_second, loader.ci95)}"
-        yield "feeding", f"{synthetic}; {alone} images/s ({threads}, {loader.storage})"
+        yield "data loader", f"{synthetic}; {alone} images/s ({threads}, {loader.storage})"
     if loader and loader.skipped:
         times = units.format_count(loader.skipped, "time")
-        yield "left out", f"{units.format_count(loader.skipped_images, 'damaged image')}, {times} in all"
+        yield "skipped", f"{units.format_count(loader.skipped_images, 'damaged image')}, {times} in total"
     if result.points and not result.repeated:
         yield "runs", f"{len(result.points)} in points/"
 
@@ -119,8 +118,8 @@ def _step_rows(result: Result) -> Rows:
         times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
         yield "first step", f"{units.format_seconds(steps.first)}{times}"
     if throughput and not result.points:
-        evaluated = "NOT steady" if throughput.trend_percent is not None else "too few to judge"
-        steady = "steady" if throughput.steady else evaluated
+        unsteady = "NOT steady" if throughput.trend_percent is not None else "too few to assess"
+        steady = "steady" if throughput.steady else unsteady
         yield "window", f"{throughput.num_steps} steps from step {throughput.steady_from_step}, {steady}"
     if phases and phases.train_seconds and phases.data_wait_seconds is not None:
         yield "data wait", units.format_percent(phases.data_wait_seconds / phases.train_seconds)
@@ -131,23 +130,23 @@ def _step_rows(result: Result) -> Rows:
     if phases and phases.compile_seconds is not None:
         yield "compile", units.format_seconds(phases.compile_seconds)
     if result.communication:
-        yield "exchange", describe_gradient_sync(result.communication)
+        yield "gradient sync", describe_gradient_sync(result.communication)
 
 
 def _machine_rows(result: Result) -> Rows:
     used = result.utilisation
     if used and used.mfu is not None and used.flops_per_image and used.peak_flops:
-        work = f"{units.format_decimal(used.flops_per_image, 'FLOP')} an image"
+        work = f"{units.format_decimal(used.flops_per_image, 'FLOP')} per image"
         peak = f"{units.format_decimal(used.peak_flops, 'FLOP/s')} {used.peak_source}"
         yield "utilisation", f"{units.format_percent(used.mfu)} ({work}; peak {peak})"
     if result.memory and result.memory.peak_host_bytes:
         device = result.memory.peak_device_bytes
         on_device = f"{units.format_bytes(device)} on the device, " if device else ""
-        host = f"{units.format_bytes(result.memory.peak_host_bytes)} host at most"
-        yield "memory", f"{on_device}{host}; allocator: {result.memory.allocator}"
+        host = f"{units.format_bytes(result.memory.peak_host_bytes)} host"
+        yield "memory", f"peak {on_device}{host}; allocator: {result.memory.allocator}"
     if result.energy:
         energy = result.energy
-        yield "energy", f"{energy.joules_per_image:.3g} J an image, {energy.average_watts:.3g} W ({energy.meter})"
+        yield "energy", f"{energy.joules_per_image:.3g} J per image, {energy.average_watts:.3g} W ({energy.meter})"
     if result.noise:
         yield "noise", f"grade {result.noise.grade}: {'; '.join(result.noise.reasons) or 'quiet'}"
 
@@ -177,7 +176,7 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
     if quality.target is not None:
         seconds = quality.seconds_to_target
         reached = "not reached" if seconds is None else f"reached in {units.format_seconds(seconds)}"
-        yield "target", f"{describe_goal(quality)}, {reached}"
+        yield "target", f"{describe_target(quality)}, {reached}"
     if result.kind == "eval":
         return
     starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
@@ -195,8 +194,8 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
     parts = sorted(average_parts(timeline), key=lambda part: -part.share)
     named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= MIN_SHARE]
     if named:
-        yield "where", ", ".join(named)
-    if timeline.sentences and timeline.device != "cpu":  # of a CPU they say what stands above
+        yield "breakdown", ", ".join(named)
+    if timeline.sentences and timeline.device != "cpu":  # on a CPU they repeat the breakdown
         yield "gaps", " ".join(timeline.sentences)
     running = "operators run" if timeline.device == "cpu" else "kernels run"
     cores = f", on {timeline.cores_used:.3g} cores" if timeline.cores_used is not None else ""
@@ -210,38 +209,38 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
             + shorten(operator.name, max(12, width))
             for bar, operator in zip(bars, shown, strict=True)
         ]
-        # Never wrapped: what does not fit is cut off at the end of the name.
+        # Long names are cut, not wrapped.
         yield "operators", Text("\n".join(lines), no_wrap=True, overflow="crop")
     if timeline.roofline is not None and timeline.roofline.sentences:
         yield "roofline", " ".join(timeline.roofline.sentences)
     if timeline.cores is not None and timeline.cores.pipes_percent:
         pipes = timeline.cores.pipes_percent.items()
-        yield "cores", ", ".join(f"{name} {percent:.1f} %" for name, percent in pipes)
+        yield "SM pipes", ", ".join(f"{name} {percent:.1f} %" for name, percent in pipes)
     if timeline.trace:
-        yield "trace", f"{timeline.trace}, for https://ui.perfetto.dev"
+        yield "trace", f"{timeline.trace}; open it at https://ui.perfetto.dev"
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     published = [row for row in comparison.rows if is_published(row)]
-    evaluated = [row for row in comparison.rows if not is_published(row)]
+    measured = [row for row in comparison.rows if not is_published(row)]
     if published:
-        print_table(console, tables.share_table(published))
+        print_table(console, tables.build_published_table(published))
         few = len(published) <= MAX_NOTED
-        more = "sources and differences of each: --json, --page, or --to with its name"
+        more = "for sources and differences, use --json, --page FILE, or --to with one name"
         print_lines(console, tables.list_comparison_notes(published) if few else [more], "dim")
-    if evaluated:
-        print_table(console, tables.comparison_table(evaluated))
-        print_lines(console, tables.list_comparison_notes(evaluated), "dim")
+    if measured:
+        print_table(console, tables.build_comparison_table(measured))
+        print_lines(console, tables.list_comparison_notes(measured), "dim")
     if comparison.geometric_mean is not None:
         print_lines(console, [f"geometric mean of A / B: {units.format_ratio(comparison.geometric_mean)}"], "dim")
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
-    """Print the points so far, the knee in bold, then what they mean."""
+    """Print the points measured so far, with the knee in bold, then their explanation."""
     if sweep.rows:
         styles = ["bold" if tables.is_knee(sweep, row) else "" for row in sweep.rows]
         lengths = [row.rate for row in sweep.rows]
-        table = tables.sweep_table(sweep)
+        table = tables.build_sweep_table(sweep)
         table = replace(table, rows=[[shorten_cell(cell, LONGEST_NOTE) for cell in row] for row in table.rows])
         print_table(console, table, lengths=lengths, styles=styles)
     if sweep.sentences:
@@ -249,24 +248,24 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
     print_lines(console, sweep.sentences)
 
 
-def print_data_bench(console: Console, feeding: DataBenchResult) -> None:
-    """Print what `data bench` measured: what was loaded, threads, stages, the cores that a training needs."""
-    images = f"{units.format_count(feeding.images, 'image')} in {feeding.split}"
-    print_lines(console, [f"{feeding.path}: {images}, {feeding.storage}"], "bold")
-    made = f"{feeding.image_size} x {feeding.image_size}, batches of {feeding.batch_size:,}"
-    message = [
-        f"{units.format_bytes(feeding.image_bytes)} an image; {feeding.transform}; to {made}",
-        f"decoder: {feeding.decode}; {feeding.cpu}, {units.format_count(feeding.cores, 'core')}",
+def print_data_bench(console: Console, bench: DataBenchResult) -> None:
+    """Print a `data bench` result: data set, thread counts, stages, cores needed for training."""
+    images = f"{units.format_count(bench.images, 'image')} in {bench.split}"
+    print_lines(console, [f"{bench.path}: {images}, {bench.storage}"], "bold")
+    made = f"{bench.image_size} x {bench.image_size}, batches of {bench.batch_size:,}"
+    lines = [
+        f"{units.format_bytes(bench.image_bytes)} per image; {bench.transform}; to {made}",
+        f"decoder: {bench.decode}; {bench.cpu}, {units.format_count(bench.cores, 'core')}",
     ]
-    if feeding.skipped:
-        message.append(f"passed over: {units.format_count(feeding.skipped, 'image')} that could not be used")
-    print_lines(console, message, "dim")
+    if bench.skipped:
+        lines.append(f"skipped: {units.format_count(bench.skipped, 'image')} that could not be used")
+    print_lines(console, lines, "dim")
     console.print()
-    print_table(console, tables.thread_table(feeding), lengths=[point.images_per_second for point in feeding.points])
-    print_lines(console, describe_covers(feeding), "dim")
-    if feeding.stages:
+    print_table(console, tables.build_thread_table(bench), lengths=[point.images_per_second for point in bench.points])
+    print_lines(console, describe_covers(bench), "dim")
+    if bench.stages:
         console.print()
-        lengths = [*(stage.seconds_per_image for stage in feeding.stages), 0.0]
-        print_table(console, tables.stage_table(feeding), lengths=lengths)
+        lengths = [*(stage.seconds_per_image for stage in bench.stages), 0.0]
+        print_table(console, tables.build_stage_table(bench), lengths=lengths)
     console.print()
-    print_lines(console, [describe_cores(feeding)])
+    print_lines(console, [describe_cores(bench)])

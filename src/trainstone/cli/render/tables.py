@@ -1,4 +1,4 @@
-"""Tables and rows of a result on a terminal, wide or narrow."""
+"""Print tables and named rows on a terminal of any width."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,10 +44,10 @@ def print_lines(console: Console, lines: Iterable[str], style: str = "", *, wrap
         console.print(Text(printable(line), style=style), soft_wrap=not wrap)
 
 
-def lay_out(
+def build_rich_table(
     table: tables.Table, *, bars: Sequence[str] = (), styles: Sequence[str] = (), pad_edge: bool = True
 ) -> Table:
-    """Return a table without lines, numbers flush right, with a bar after each row; `styles` are those of the rows."""
+    """Return a table without borders, numbers right-aligned; `bars` follow the rows, `styles` apply to them."""
     laid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=pad_edge)
     for head, numeric in zip(table.columns, table.numeric, strict=True):
         laid.add_column(Text(printable(head)), justify="right" if numeric else "left")
@@ -61,10 +61,10 @@ def lay_out(
 def print_table(
     console: Console, table: tables.Table, *, lengths: Sequence[float] = (), styles: Sequence[str] = ()
 ) -> None:
-    """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide."""
+    """Print a table with a bar per row; if it is too wide, without bars, and then as lines."""
     unlimited = console.options.update(max_width=10_000)
     for bars in (draw_bars(lengths, BAR_WIDTH, encoding=console.encoding), []):
-        laid = lay_out(table, bars=bars, styles=styles)
+        laid = build_rich_table(table, bars=bars, styles=styles)
         if Measurement.get(console, unlimited, laid).maximum + INDENT <= console.width:
             print_indented(console, laid)
             return
@@ -78,6 +78,6 @@ def print_table(
 
 
 def shorten_cell(text: str, longest: int = LONGEST_CELL) -> str:
-    """Cut what is too long for a table; the whole text is in the findings."""
+    """Cut a long cell; the findings have the full text."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

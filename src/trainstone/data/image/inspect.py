@@ -1,4 +1,4 @@
-"""What an image is, told from its first bytes: kind, size, colours. Decodes nothing, so a whole image may be bad."""
+"""Read an image's header: format, size and colours. Nothing is decoded, so the image may still be damaged."""
 
 import io
 import struct
@@ -9,8 +9,8 @@ from trainstone.errors import DataError
 Bytes = bytes | memoryview
 
 
-class Look(NamedTuple):
-    """What an image's head says."""
+class ImageHeader(NamedTuple):
+    """Format, size and colours of an image, read from its header."""
 
     kind: str
     """jpeg, png, gif, bmp, webp or tiff."""
@@ -19,16 +19,16 @@ class Look(NamedTuple):
     colour: str
     """rgb, grey, cmyk, palette, rgba or grey with alpha."""
     progressive: bool = False
-    """Of JPEGs."""
+    """Only for JPEGs."""
     frame_at: int = -1
-    """JPEG: the byte its frame header begins at."""
+    """JPEG: byte offset of the frame header."""
 
 
 MODES = {"P": "palette", "PA": "palette", "LA": "grey with alpha", "RGBA": "rgba", "CMYK": "cmyk"}
 MODES |= dict.fromkeys(("1", "L", "I", "F", "I;16", "I;16B"), "grey")
-"""What Pillow's modes are called here; all others are rgb."""
+"""Colour names of Pillow's modes; all others are rgb."""
 JPEG_COLOURS = {1: "grey", 3: "rgb", 4: "cmyk"}
-# Start of frame: all of C0 to CF but C4 (Huffman tables), C8 (reserved) and CC (arithmetic tables); ITU-T T.81, B.1.1.3
+# Start of frame: C0 to CF except C4 (Huffman tables), C8 (reserved) and CC (arithmetic tables); ITU-T T.81, B.1.1.3
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 LONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD8)))
@@ -36,22 +36,22 @@ SHORTS = struct.Struct(">HH").unpack_from
 FRAME = struct.Struct(">BHHB").unpack_from
 
 
-ENDINGS = {"jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tiff"}
-"""What files of each kind are called."""
+EXTENSIONS = {"jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tiff"}
+"""File extension of each format."""
 
 
-def find_ending(data: Bytes) -> str:
-    """Return the ending for an image that has no name; one that cannot be told is taken for a JPEG."""
+def find_extension(data: Bytes) -> str:
+    """Return the file extension for image data; jpg if the format is unknown."""
     try:
-        return ENDINGS[look(data).kind]
+        return EXTENSIONS[read_header(data).kind]
     except DataError:
-        return ENDINGS["jpeg"]
+        return EXTENSIONS["jpeg"]
 
 
-def look(data: Bytes) -> Look:
-    """Return what the image is; DataError for what is none or breaks off."""
+def read_header(data: Bytes) -> ImageHeader:
+    """Return an image's header; raise DataError if the data is not an image or its header is truncated."""
     head = bytes(data[:12])
-    if head.startswith(b"\xff\xd8"):  # nearly all are
+    if head.startswith(b"\xff\xd8"):  # by far the most frequent
         kind = "jpeg"
     elif head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         kind = "webp"
@@ -59,14 +59,14 @@ def look(data: Bytes) -> Look:
         kind = next((kind for kind, starts in SIGNATURES.items() if head.startswith(starts)), "")
     if not kind:
         begin = f"begins with {head.hex(' ')}" if head else "empty"
-        raise DataError(f"not an image: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
+        raise DataError(f"not an image: {begin}", hint="supported formats: JPEG, PNG, GIF, BMP, WebP, TIFF")
     try:
-        seen = look_jpeg(data) if kind == "jpeg" else look_by_pillow(data, kind)
+        header = read_jpeg_header(data) if kind == "jpeg" else read_header_with_pillow(data, kind)
     except struct.error as err:
-        raise DataError(f"breaks off in the image's head, after {len(data)} bytes") from err
-    if seen.width < 1 or seen.height < 1:
-        raise DataError(f"{seen.kind.upper()} of {seen.width}x{seen.height} pixels")
-    return seen
+        raise DataError(f"truncated image header: {len(data)} bytes") from err
+    if header.width < 1 or header.height < 1:
+        raise DataError(f"invalid {header.kind.upper()} size: {header.width}x{header.height} pixels")
+    return header
 
 
 SIGNATURES = {
@@ -77,43 +77,43 @@ SIGNATURES = {
 }
 
 
-def look_jpeg(data: Bytes) -> Look:
-    """Walk the markers to the frame header; segments on the way are skipped by their length."""
-    place, end = 2, len(data)
-    while place + 4 <= end:
-        if data[place] != 0xFF:
-            raise DataError(f"JPEG without a frame header: no marker at byte {place}")
-        marker = data[place + 1]
+def read_jpeg_header(data: Bytes) -> ImageHeader:
+    """Find the frame header by walking the markers; other segments are skipped by their length."""
+    position, end = 2, len(data)
+    while position + 4 <= end:
+        if data[position] != 0xFF:
+            raise DataError(f"JPEG without a frame header: no marker at byte {position}")
+        marker = data[position + 1]
         if marker == 0xFF:  # fill byte
-            place += 1
+            position += 1
         elif marker in LONE_MARKERS:
-            place += 2
+            position += 2
         elif marker in FRAMES:
-            _, height, width, components = FRAME(data, place + 4)
+            _, height, width, components = FRAME(data, position + 4)
             colour = JPEG_COLOURS.get(components)
             if colour is None:
-                raise DataError(f"JPEG of {components} components; 1, 3 and 4 are allowed")
-            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, place)
+                raise DataError(f"JPEG with {components} components; 1, 3 and 4 are allowed")
+            return ImageHeader("jpeg", width, height, colour, marker in PROGRESSIVE, position)
         elif marker in (0xD9, 0xDA):
             raise DataError(
-                f"JPEG without a frame header: {'ends' if marker == 0xD9 else 'scan begins'} at byte {place}"
+                f"JPEG without a frame header: {'ends' if marker == 0xD9 else 'scan begins'} at byte {position}"
             )
         else:
-            length = SHORTS(data, place)[1]
+            length = SHORTS(data, position)[1]
             if length < 2:
-                raise DataError(f"JPEG segment of length {length} at byte {place}")
-            place += 2 + length
+                raise DataError(f"invalid length {length} of the JPEG segment at byte {position}")
+            position += 2 + length
     raise DataError(f"JPEG without a frame header in {end} bytes")
 
 
-def look_by_pillow(data: Bytes, kind: str) -> Look:
-    from PIL import Image, UnidentifiedImageError  # seldom needed
+def read_header_with_pillow(data: Bytes, kind: str) -> ImageHeader:
+    from PIL import Image, UnidentifiedImageError  # rarely needed
 
-    Image.MAX_IMAGE_PIXELS = None  # look_sized has the limit, whoever decodes
+    Image.MAX_IMAGE_PIXELS = None  # read_checked_header has our limit
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
-            return Look(kind, *image.size, MODES.get(image.mode, "rgb"))
+            return ImageHeader(kind, *image.size, MODES.get(image.mode, "rgb"))
     except UnidentifiedImageError as err:
-        raise DataError(f"corrupt {kind.upper()}: its head is damaged or breaks off") from err
+        raise DataError(f"corrupt {kind.upper()}: its header is damaged or truncated") from err
     except Exception as err:  # Pillow's readers raise anything on damaged files
         raise DataError(f"corrupt {kind.upper()}: {err}") from err

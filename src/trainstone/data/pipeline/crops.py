@@ -1,4 +1,4 @@
-"""Which part of an image is taken: the rules of the originals, as pure functions of size, boxes and random numbers."""
+"""Random and centre crops by the rules of the original codes, as pure functions of size, boxes and random numbers."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ from trainstone.data.pipeline.random_draws import Draws
 from trainstone.data.sample import Box
 
 MAX_OPTIONS = 1000
-"""Crop overlap: so many options are drawn before the image stays whole; the original's seven never get there."""
+"""crop = overlap: limit of drawn options before the whole image is used; the original's seven never reach it."""
 
 
 class Crop(NamedTuple):
+    """A rectangle of whole pixels."""
+
     left: int
     top: int
     width: int
@@ -28,7 +30,7 @@ class Crop(NamedTuple):
 
 
 class CropWindow(NamedTuple):
-    """A rectangle whose edges may lie within pixels."""
+    """A rectangle with fractional pixel edges."""
 
     left: float
     top: float
@@ -37,9 +39,9 @@ class CropWindow(NamedTuple):
 
 
 def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> Crop:
-    """Draw share of the area and aspect until a crop fits; else the largest in the middle whose aspect is allowed.
+    """Draw area and aspect ratio until a crop fits; otherwise return the largest centre crop with an allowed aspect.
 
-    torchvision's RandomResizedCrop; DALI's and MXNet's random crops are the same, MXNet's with even aspects.
+    This is torchvision's RandomResizedCrop. DALI's and MXNet's random crops are the same, MXNet with uniform aspects.
     """
     low, high = augment.aspect
     for _ in range(augment.attempts):
@@ -51,7 +53,7 @@ def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> 
             top = draws.below(height - crop_height + 1)
             left = draws.below(width - crop_width + 1)
             return Crop(left, top, crop_width, crop_height)
-    # The largest rectangle in the middle whose aspect is allowed.
+    # The largest centre crop with an allowed aspect ratio.
     crop_width, crop_height = width, height
     if width / height < low:
         crop_height = max(1, min(height, round(width / low)))
@@ -61,10 +63,10 @@ def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> 
 
 
 def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig) -> Crop:
-    """Draw crops until one holds enough of any box; the whole image after so many attempts.
+    """Draw crops until one covers enough of any box; return the whole image after `augment.attempts`.
 
-    TensorFlow's sample_distorted_bounding_box: an even aspect, then an even height among those whose area is allowed.
-    Without a box the whole image is one.
+    This is TensorFlow's sample_distorted_bounding_box: a uniform aspect ratio, then a uniform height among those with
+    an allowed area. An image without boxes counts as one box.
     """
     objects = [
         # In pixels, rounded down as TensorFlow does.
@@ -72,18 +74,18 @@ def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augm
         for box in boxes
         if all(map(math.isfinite, box[1:5]))
     ] or [CropWindow(0, 0, width, height)]
-    needed = [(one, (one.right - one.left) * (one.bottom - one.top)) for one in objects]
+    areas = [(box, (box.right - box.left) * (box.bottom - box.top)) for box in objects]
     for _ in range(augment.attempts):
         crop = _draw_by_height(width, height, draws, augment.area, draws.between(*augment.aspect))
         if crop is not None and any(
-            whole >= 1 and _shared(crop, one) >= augment.min_object_covered * whole for one, whole in needed
+            area >= 1 and _intersection(crop, box) >= augment.min_object_covered * area for box, area in areas
         ):
             return crop
     return Crop(0, 0, width, height)
 
 
 def _draw_by_height(width: int, height: int, draws: Draws, area: tuple[float, float], aspect: float) -> Crop | None:
-    """Return a crop of this aspect somewhere in the image; None where rounding leaves none of allowed area."""
+    """Return a random crop with this aspect ratio; None if rounding leaves none with an allowed area."""
     smallest, largest = area[0] * width * height, area[1] * width * height
     high = round(math.sqrt(largest / aspect))
     if round(high * aspect) > width:
@@ -102,13 +104,13 @@ def _draw_by_height(width: int, height: int, draws: Draws, area: tuple[float, fl
     allowed = smallest <= crop_width * crop_height <= largest
     if not allowed or not (0 < crop_width <= width and 0 < crop_height <= height):
         return None
-    # TensorFlow draws below width - crop_width: the last place is never taken.
+    # TensorFlow draws below width - crop_width, so the last position is never used.
     top = draws.below(height - crop_height) if crop_height < height else 0
     left = draws.below(width - crop_width) if crop_width < width else 0
     return Crop(left, top, crop_width, crop_height)
 
 
-def _shared(one: Crop | CropWindow, other: CropWindow | Box) -> float:
+def _intersection(one: Crop | CropWindow, other: CropWindow | Box) -> float:
     across = min(one.right, other.right) - max(one.left, other.left)
     down = min(one.bottom, other.bottom) - max(one.top, other.top)
     return max(0.0, across) * max(0.0, down)
@@ -117,11 +119,11 @@ def _shared(one: Crop | CropWindow, other: CropWindow | Box) -> float:
 def crop_overlap(
     width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig
 ) -> tuple[Crop, tuple[Box, ...]]:
-    """Return a crop in whole pixels and the boxes whose centre lies in it (edges are still the whole image's).
+    """Return SSD's random crop and the boxes with their centre in it (edges are shares of the whole image).
 
-    SSD's, by the rule of DALI's RandomBBoxCrop: every box overlaps the crop by a drawn share. One of the overlaps, or
-    that the image stays whole, is drawn, each as likely; after so many attempts that failed another one is. A crop
-    without any box is no good: an image that has none stays whole.
+    The rule is that of DALI's RandomBBoxCrop. One of the minimum overlaps, or "the whole image", is drawn with equal
+    probability. Every box must overlap the crop by at least that IoU; after too many failed attempts another option is
+    drawn. A crop must contain a box, so an image without boxes is used whole.
     """
     overlaps = augment.overlaps
     for _ in range(MAX_OPTIONS if boxes else 0):
@@ -134,7 +136,7 @@ def crop_overlap(
                 continue
             left, top = draws.between(0, 1 - across), draws.between(0, 1 - down)
             part = CropWindow(left, top, left + across, top + down)
-            if not all(_overlap(part, box) >= overlaps[option] for box in boxes):
+            if not all(_iou(part, box) >= overlaps[option] for box in boxes):
                 continue
             kept = tuple(
                 box
@@ -142,21 +144,21 @@ def crop_overlap(
                 if part.left <= (box.left + box.right) / 2 < part.right
                 and part.top <= (box.top + box.bottom) / 2 < part.bottom
             )
-            if kept:  # edges go to the nearest pixel's; at least one pixel is left
+            if kept:  # round edges to pixels; at least one pixel remains
                 x, y = min(round(part.left * width), width - 1), min(round(part.top * height), height - 1)
                 right, bottom = min(round(part.right * width), width), min(round(part.bottom * height), height)
                 return Crop(x, y, max(1, right - x), max(1, bottom - y)), kept
     return Crop(0, 0, width, height), tuple(boxes)
 
 
-def _overlap(part: CropWindow, box: Box) -> float:
-    shared = _shared(part, box)
-    both = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
-    return shared / (both - shared)
+def _iou(part: CropWindow, box: Box) -> float:
+    shared = _intersection(part, box)
+    total = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
+    return shared / (total - shared)
 
 
-def window_centre(width: int, height: int, size: int, shorter: int) -> CropWindow:
-    """Return what is seen of an image scaled to a shorter side, its longer one rounded down, and cut in the middle."""
+def centre_crop_window(width: int, height: int, size: int, shorter: int) -> CropWindow:
+    """Return the part of an image that remains after resizing its shorter side and a centre crop."""
     if width < height:
         scaled_width, scaled_height = shorter, height * shorter // width
     else:

@@ -1,14 +1,14 @@
-"""Which images a batch is made of: pure arithmetic of step and rank, so that work can go on from any step.
+"""Sampling order: the images of each batch, computed from step and rank alone, so training can resume at any step.
 
-Training images are one endless row, epoch after epoch, each shuffled anew; a step of all ranks takes the next
-world x batch of them, rank 0 first. So the images of a step do not depend on how many ranks share them.
+Training images form one endless sequence of epochs, each shuffled with its own seed. A step takes the next
+world size x batch size of them, rank 0 first, so the images of a step do not depend on the number of ranks.
 """
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from trainstone.data.pipeline.random_draws import make_key, shuffle
+from trainstone.data.pipeline.random_draws import derive_key, shuffle
 from trainstone.errors import DataError
 from trainstone.machine.ranks import SINGLE_RANK, Rank
 
@@ -16,32 +16,34 @@ Last = Literal["carry", "drop", "fill", "fill_even"]
 
 
 class SampleIndex(NamedTuple):
-    """One appearance of an image."""
+    """An image in an epoch."""
 
     epoch: int
     image: int
-    """Its number in its source."""
+    """Index in the source."""
 
 
 @dataclass(frozen=True)
 class TrainOrder:
+    """Shuffled, endless order of training images."""
+
     count: int
     batch_size: int
     seed: int
     rank: Rank = SINGLE_RANK
     last: Last = "carry"
-    """What becomes of images that do not fill an epoch's last step: as loader.last says."""
+    """What happens to the images that do not fill an epoch's last step: the recipe's loader.last."""
     parts: int = 1
-    """Batches a step: epochs that are cut or filled up have whole steps."""
+    """Batches per step: epochs that drop or repeat images have whole steps."""
     steps: ClassVar[None] = None
-    """Training goes on for ever."""
+    """Training batches never end."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise DataError("there is no training image")
+            raise DataError("the data set has no training images")
         if self.last == "drop" and self.count < self._step_images:
             raise DataError(
-                f"{self.count:,} images do not fill a batch of {self._step_images:,} (all ranks)",
+                f"{self.count:,} images do not fill one step of {self._step_images:,} images (all ranks)",
                 hint="--set loader.last=carry, or a smaller train.batch_size",
             )
 
@@ -51,7 +53,7 @@ class TrainOrder:
 
     @property
     def epoch_images(self) -> int:
-        """Images an epoch, of all ranks; where it is filled up, some come twice."""
+        """Images per epoch of all ranks; with `fill` some images repeat."""
         if self.last == "carry":
             return self.count
         if self.last == "drop":
@@ -72,16 +74,16 @@ class TrainOrder:
         while len(places) < self.batch_size:
             epoch, at = divmod(begin + len(places), self.epoch_images)
             end = min(self.epoch_images, at + self.batch_size - len(places))
-            wanted = shuffle(self.count, make_key(self.seed, epoch)).take(range(at, end), mode="wrap")
+            wanted = shuffle(self.count, derive_key(self.seed, epoch)).take(range(at, end), mode="wrap")
             places += [SampleIndex(epoch, index) for index in wanted.tolist()]
         return places
 
 
 @dataclass(frozen=True)
 class EvalOrder:
-    """Every image once, in its own order: each rank has a stretch, the first ranks one more where it does not divide.
+    """Each image once, in source order: each rank has a contiguous part; sizes differ by at most one image.
 
-    All ranks make as many steps; batches at the end may be short or empty.
+    All ranks have the same number of steps; the last batches may be short or empty.
     """
 
     count: int

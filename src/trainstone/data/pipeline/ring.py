@@ -1,7 +1,7 @@
-"""Batches made ahead by threads, in a ring of memory that is used again and again. Knows nothing of torch.
+"""Ring buffer of prefetched batches, filled by threads. It does not use torch.
 
-Threads take the next few rows of the newest batch; batches come out in order. Which thread fills which row is chance,
-what stands in it is not.
+Threads take the next few rows of the newest batch; batches are returned in order. Which thread fills a row varies, its
+content does not.
 """
 
 import threading
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from trainstone.data.pipeline.feed import BadImage, Worker
+from trainstone.data.pipeline.input_pipeline import BadImage, WorkerState
 from trainstone.data.pipeline.order import SampleIndex
 
 Memory = TypeVar("Memory")
@@ -20,22 +20,24 @@ JOIN_SECONDS = 5.0
 
 @dataclass
 class Slot(Generic[Memory]):
+    """The memory of one batch and its state."""
+
     memory: Memory
     places: Sequence[SampleIndex] = ()
     rows_left: int = 0
     errors: dict[int, BaseException] = field(default_factory=dict)
-    """By row; told when the batch is taken, so that the first in order is named, not the first in time."""
+    """By row; raised when the batch is taken, so that the first row is reported, not the first in time."""
     bad: list[BadImage] = field(default_factory=list)
 
 
 class Ring(Generic[Memory]):
-    """Threads that fill slots. A batch stays as it is until `keep` more were taken: a device may still be copying."""
+    """Threads that fill slots. A batch stays valid until `keep` more are taken: a copy to a device may be running."""
 
     def __init__(
         self,
         slots: Sequence[Memory],
         plan: Callable[[int], Sequence[SampleIndex]],
-        fill_row: Callable[[Memory, int, SampleIndex, Worker, list[BadImage]], None],
+        fill_row: Callable[[Memory, int, SampleIndex, WorkerState, list[BadImage]], None],
         *,
         threads: int,
         keep: int = 1,
@@ -43,11 +45,11 @@ class Ring(Generic[Memory]):
         steps: int | None = None,
     ) -> None:
         assert len(slots) > keep
-        self.workers = [Worker() for _ in range(threads)]
+        self.workers = [WorkerState() for _ in range(threads)]
         self._slots = [Slot(memory) for memory in slots]
         self._plan, self._fill_row = plan, fill_row
         self._keep, self._steps = keep, steps
-        # Steps counted: batches begun, taken by the consumer, and whose memory is free again.
+        # Batches begun by threads, taken by the consumer, and released for reuse.
         self._begun = self._taken = self._free = first_step
         self._row = 0
         """The next row to fill of the newest batch."""
@@ -63,7 +65,7 @@ class Ring(Generic[Memory]):
             thread.start()
 
     def take(self) -> Slot[Memory] | None:
-        """Return the next batch, waiting for it; None after the last."""
+        """Wait for the next batch and return it; None after the last."""
         with self._lock:
             if self._steps is not None and self._taken >= self._steps:
                 return None
@@ -79,11 +81,11 @@ class Ring(Generic[Memory]):
             return slot
 
     def pause(self) -> None:
-        """Let the threads finish their rows and wait."""
+        """Make the threads wait after their current rows."""
         with self._lock:
             self._paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         with self._lock:
             self._paused = False
             self._work_to_do.notify_all()
@@ -94,26 +96,27 @@ class Ring(Generic[Memory]):
             self._work_to_do.notify_all()
             self._batch_ready.notify_all()
         for thread in self._threads:
-            thread.join(JOIN_SECONDS)  # one that a dead disk holds cannot be ended; it does not hold the process
+            # A thread blocked by a dead disk cannot be stopped; daemon threads do not block exit.
+            thread.join(JOIN_SECONDS)
 
     def _slot(self, step: int) -> Slot[Memory]:
         return self._slots[step % len(self._slots)]
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: WorkerState) -> None:
         while (job := self._next_rows(worker)) is not None:
             slot, rows = job
             for row in rows:
                 try:
                     self._fill_row(slot.memory, row, slot.places[row], worker, slot.bad)
-                except BaseException as err:  # noqa: BLE001  (raised where the batch is taken; a dead thread fills no row)
+                except BaseException as err:  # noqa: BLE001  (raised when the batch is taken)
                     slot.errors[row] = err
             with self._lock:
                 slot.rows_left -= len(rows)
                 if slot.rows_left == 0:
                     self._batch_ready.notify_all()
 
-    def _next_rows(self, worker: Worker) -> tuple[Slot[Memory], range] | None:
-        """Return the next few rows to fill, waiting for memory; None at the end."""
+    def _next_rows(self, worker: WorkerState) -> tuple[Slot[Memory], range] | None:
+        """Wait for memory and return the next few rows to fill; None at the end."""
         with self._lock:
             while not self._closed:
                 newest = self._slot(self._begun - 1)
@@ -121,7 +124,7 @@ class Ring(Generic[Memory]):
                 if self._steps is not None and self._begun >= self._steps and not rows_open:
                     return None
                 if rows_open and not self._paused:
-                    # A few at once: fewer locks; not so many that threads wait for one at a batch's end.
+                    # Several rows at once mean fewer locks; too many would leave threads idle at the end of a batch.
                     num_rows = len(newest.places)
                     most = max(1, min(MAX_ROWS_AT_ONCE, num_rows // (4 * len(self.workers))))
                     rows = range(self._row, min(self._row + most, num_rows))
@@ -130,10 +133,10 @@ class Ring(Generic[Memory]):
                 if self._begun - self._free < len(self._slots) and not self._paused:
                     self._begin_batch()
                     continue
-                begin = worker.waits_since = time.perf_counter()
+                begin = worker.waiting_since = time.perf_counter()
                 self._work_to_do.wait()
                 worker.wait_seconds += time.perf_counter() - begin
-                worker.waits_since = None
+                worker.waiting_since = None
         return None
 
     def _begin_batch(self) -> None:

@@ -1,10 +1,10 @@
-"""Finds the data sets of `data imagenet`, above all ILSVRC2012 as people have it.
+"""Find the data sets of `data imagenet`: ILSVRC2012 in its common layouts, Tiny-ImageNet, ImageNetV2, class folders.
 
-Of that: the published tars, read in place; folders; Kaggle's layout; mixtures. Samples are in the order of im2rec.py's
-walk: synsets sorted, names sorted in each. Nothing is extracted or moved.
-What is published beside the images: labels of validation images, names of classes, bounding boxes. Boxes are XML,
-read by the rules of TensorFlow's process_bounding_boxes.py, or the CSV it writes; they are found by an image's file
-name without extension, such as n01440764_10026.
+ILSVRC2012 may be the published tars (read in place), folders, Kaggle's layout, or a mixture. Samples are in the order
+of im2rec.py: sorted by synset, then by name. Nothing is extracted or moved.
+Labels of validation images, class names and bounding boxes are read from the published files. Boxes are XML, read by
+the rules of TensorFlow's process_bounding_boxes.py, or the CSV that it writes; they are found by an image's file name
+without extension, such as n01440764_10026.
 """
 
 import csv
@@ -18,9 +18,9 @@ from xml.etree import ElementTree
 
 from trainstone.data.manifest import WORK
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
-from trainstone.data.sources.archives import list_tar, read_tar, unpack_once
+from trainstone.data.sources.archives import extract_once, list_tar, read_tar
 from trainstone.data.sources.class_folders import find_class_folders, find_imagenetv2, find_tiny_imagenet
-from trainstone.data.sources.listing import FilePlace, ListingBuilder, is_image_file, list_entries, walk_files
+from trainstone.data.sources.listing import FileLocation, ListingBuilder, is_image_file, list_entries, walk_files
 from trainstone.data.storage.box_file import read_box_file
 from trainstone.errors import DataError
 from trainstone.formats.files import damaged_line, read_lines
@@ -41,7 +41,7 @@ TEXT_FILES = ("LOC_synset_mapping.txt", "synset_words.txt", "imagenet_metadata.t
 BOX_CSV = "imagenet_2012_bounding_boxes.csv"
 BOX_FILES = ("Annotation", "Annotations", "bbox", "ILSVRC2012_bbox_train_v2.tar.gz", "ILSVRC2012_bbox_val_v3.tgz")
 KAGGLE_FOLDERS = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
-# A folder with more folders than this holds classes, not parts of a data set.
+# A folder with more subfolders than this has class folders, not parts of a data set.
 MAX_PARTS = 64
 MAX_XML_BYTES = 2**20
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
@@ -50,15 +50,15 @@ _MOVE = re.compile(r"\bmv\s+\S*ILSVRC2012_val_(\d{8})\S*\s+\S*?(n\d{8})", re.ASC
 _TEXT_LINE = re.compile(r"(n\d{8})[ \t]+(.*)", re.ASCII)
 _PACKED_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _ALLOWED = (
-    "allowed are ILSVRC2012_devkit_t12.tar.gz, a synset on each line in the order of the images, "
+    "allowed are ILSVRC2012_devkit_t12.tar.gz, one synset per line in the order of the images, "
     "Kaggle's LOC_val_solution.csv, and valprep.sh"
 )
 
 
-def find_raw(
+def find_raw_data_set(
     dataset: str, source: Path, target: Path, *, val_labels: Path | None = None, boxes: Path | None = None
 ) -> DataSet:
-    """Find a raw data set; what must be extracted first goes into the target's work folder."""
+    """Find a raw data set; compressed archives are extracted into the target's work folder."""
     if not source.exists():
         raise DataError(f"no such folder: {source}")
     work = target / WORK / "extracted"
@@ -70,46 +70,46 @@ def find_raw(
         return find_class_folders(source)
     found = find_imagenet(source, val_labels=val_labels, boxes=boxes, work=work)
     if len(found.classes) != NUM_CLASSES:
-        message = "%s has %d classes, ImageNet 1,000; other sets have a --dataset of their own"
+        message = "%s has %d classes, ImageNet has 1,000; select another data set with --dataset"
         log.warning(message, source, len(found.classes))
     return found
 
 
 def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | None = None, work: Path) -> DataSet:
-    """Find train and val by their known names in a folder, its subfolders and Kaggle's.
+    """Find train and val by their known names in a folder, its subfolders and Kaggle's folders.
 
-    Tars win over folders, `val_labels` and `boxes` over what is found. Only a tar that somebody compressed is
-    extracted, below `work`. Where only one of train and val is there, it is taken.
+    Tars have priority over folders, and `val_labels` and `boxes` over files that are found. Only compressed tars are
+    extracted, below `work`. One of train and val is enough.
     """
     path = path.parent if path.is_file() else path
-    inner = [folder for folder in _list(path).values() if folder.is_dir() and not SYNSET.fullmatch(folder.name)]
+    inner = [folder for folder in _list_by_name(path).values() if folder.is_dir() and not SYNSET.fullmatch(folder.name)]
     parts = {name for names in FOLDERS.values() for name in names}
     folders = [path, *(path / name for name in KAGGLE_FOLDERS if (path / name).is_dir())]
     if len(inner) <= MAX_PARTS:
         folders += [folder for folder in inner if folder.name.lower() not in parts]
-    shelves = [_list(folder) for folder in folders]
-    builders = {split: builder for split in TARS if (builder := _gather(path, shelves, split, val_labels, work))}
+    listings = [_list_by_name(folder) for folder in folders]
+    builders = {split: builder for split in TARS if (builder := _list_split(path, listings, split, val_labels, work))}
     if not builders:
         missing = f"no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/"
-        raise DataError(f"{path}: {missing}", hint="give the folder that holds them")
+        raise DataError(f"{path}: {missing}", hint="give the folder that contains them")
     for split in TARS.keys() - builders.keys():
         log.warning("%s: no images for %s; looked for %s and %s/", path, split, TARS[split], FOLDERS[split][0])
     classes = sorted(builders[next(iter(builders))].classes)
-    found_boxes = _find_boxes(shelves, boxes, classes)
+    found_boxes = _find_boxes(listings, boxes, classes)
     splits = []
     for split, builder in builders.items():
-        listing = builder.finish(classes, found_boxes, skip_other_classes=split == "val")
+        listing = builder.build(classes, found_boxes, skip_other_classes=split == "val")
         if len(listing) < len(builder):
             num_dropped, others = len(builder) - len(listing), sorted(set(builder.classes) - set(classes))
-            message = "%s: val: %s of classes that train lacks are dropped (%s ...)"
+            message = "%s: val: skipped %s of classes that are not in train (%s ...)"
             log.warning(message, path, format_count(num_dropped, "image"), others[0])
         splits.append(Split(split, listing))
     texts: dict[str, str] = {}
-    if listed := _find(shelves, *TEXT_FILES):
+    if listed := _find_first(listings, *TEXT_FILES):
         texts = {match[1]: match[2].strip() for _, line in read_lines(listed) if (match := _TEXT_LINE.fullmatch(line))}
-    elif (devkit := _find(shelves, *DEVKITS)) and is_devkit(devkit):
+    elif (devkit := _find_first(listings, *DEVKITS)) and is_devkit(devkit):
         _, texts = read_devkit(devkit)
-    tars = any(_find(shelves, TARS[split], f"{TARS[split]}.gz") for split in builders)
+    tars = any(_find_first(listings, TARS[split], f"{TARS[split]}.gz") for split in builders)
     return DataSet(
         "classify",
         "ILSVRC2012 tars" if tars else "ILSVRC2012 folders",
@@ -119,62 +119,66 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
     )
 
 
-def _list(folder: Path) -> dict[str, Path]:
-    """Return what lies in a folder, by names in lower case."""
+def _list_by_name(folder: Path) -> dict[str, Path]:
+    """Return the entries of a folder by lower-case name."""
     return {file.name.lower(): file for file in reversed(list_entries(folder))}
 
 
-def _find(shelves: Sequence[dict[str, Path]], *names: str) -> Path | None:
-    """Return the first name that is there, in capital letters or small ones."""
-    return next((shelf[name.lower()] for name in names for shelf in shelves if name.lower() in shelf), None)
+def _find_first(listings: Sequence[dict[str, Path]], *names: str) -> Path | None:
+    """Return the path of the first name that exists, ignoring case."""
+    return next((listing[name.lower()] for name in names for listing in listings if name.lower() in listing), None)
 
 
-def _gather(
-    path: Path, shelves: Sequence[dict[str, Path]], split: str, val_labels: Path | None, work: Path
+def _list_split(
+    path: Path, listings: Sequence[dict[str, Path]], split: str, val_labels: Path | None, work: Path
 ) -> ListingBuilder | None:
-    """List the images of a split; None where there are none."""
-    found = _find(shelves, TARS[split], f"{TARS[split]}.gz", *FOLDERS[split])
-    if found is None and split == "train" and any(SYNSET.match(name) for name in shelves[0]):
+    """List the images of a split; None if there are none."""
+    found = _find_first(listings, TARS[split], f"{TARS[split]}.gz", *FOLDERS[split])
+    if found is None and split == "train" and any(SYNSET.match(name) for name in listings[0]):
         found = path
     if found is None:
         return None
     if found.suffix == ".gz":
-        found = unpack_once(found, work)
+        found = extract_once(found, work)
     builder = ListingBuilder(found)
-    flat: list[tuple[int, str, FilePlace]] = []
-    num_strays = 0
-    for file, synset, place in _list_images(found):
+    flat: list[tuple[int, str, FileLocation]] = []
+    num_outside = 0
+    for file, synset, location in _list_images(found):
         if synset is not None:
-            builder.add(f"{synset}/{file}", synset, place)
+            builder.add(f"{synset}/{file}", synset, location)
         elif split == "val" and (match := VAL_IMAGE.match(file)):
-            flat.append((int(match[1]), file, place))
+            flat.append((int(match[1]), file, location))
         else:
-            num_strays += 1
-    if num_strays:
-        log.warning("%s: %s in no synset's folder left out", found, format_count(num_strays, "image"))
+            num_outside += 1
+    if num_outside:
+        log.warning("%s: skipped %s outside synset folders", found, format_count(num_outside, "image"))
     if flat:
-        _add_flat(builder, found, flat, val_labels or _find(shelves, *LABEL_FILES))
+        _add_flat_val_images(builder, found, flat, val_labels or _find_first(listings, *LABEL_FILES))
     return builder or None
 
 
-def _list_images(path: Path) -> Iterator[tuple[str, str | None, FilePlace]]:
-    """Yield the images of a folder or a tar, and those in tars of synsets in it: file name, synset and place.
+def _list_images(path: Path) -> Iterator[tuple[str, str | None, FileLocation]]:
+    """Yield file name, synset and location of the images in a folder or tar, and in synset tars inside it.
 
-    The synset is None where no folder or tar is named for it.
+    The synset is None if no folder or tar name contains it.
     """
-    for name, place in walk_files(path):
+    for name, location in walk_files(path):
         parent, _, file = name.rpartition("/")
-        if place.offset < 0 and parent and not _synset_of(parent):
-            continue  # a folder of something else, such as a backup
+        if location.offset < 0 and parent and not _synset_of(parent):
+            continue  # an unrelated folder, such as a backup
         if file.lower().endswith(".tar"):
-            inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
+            inner = (
+                (location.container, location.offset, location.size)
+                if location.offset >= 0
+                else (location.container / file,)
+            )
             for inner_name, offset, size in list_tar(*inner):
                 folder, _, image = inner_name.rpartition("/")
                 if is_image_file(image):
                     synset = _synset_of(file) or _synset_of(folder.rpartition("/")[2])
-                    yield image, synset, FilePlace(inner[0], offset, size)
+                    yield image, synset, FileLocation(inner[0], offset, size)
         elif is_image_file(file):
-            yield file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), place
+            yield file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), location
 
 
 def _synset_of(name: str) -> str | None:
@@ -182,31 +186,31 @@ def _synset_of(name: str) -> str | None:
     return stem if SYNSET.fullmatch(stem) else None
 
 
-def _add_flat(
-    builder: ListingBuilder, where: Path, flat: Sequence[tuple[int, str, FilePlace]], labels_path: Path | None
+def _add_flat_val_images(
+    builder: ListingBuilder, where: Path, flat: Sequence[tuple[int, str, FileLocation]], labels_path: Path | None
 ) -> None:
-    """Add validation images as published, in no folders; an image's number says its label."""
+    """Add validation images that are not in class folders, as published; the number in the name gives the label."""
     if labels_path is None:
-        missing = f"validation images are in no class folders, and none of {', '.join(LABEL_FILES)} was found"
-        raise DataError(f"{where}: {missing}", hint="put ILSVRC2012_devkit_t12.tar.gz beside it")
+        missing = f"validation images are not in class folders, and none of {', '.join(LABEL_FILES)} was found"
+        raise DataError(f"{where}: {missing}", hint="put ILSVRC2012_devkit_t12.tar.gz into the same folder")
     labels = read_val_labels(labels_path)
-    for number, file, place in flat:
+    for number, file, location in flat:
         if number not in labels:
-            hint = "these labels are of another set of images; ImageNet has 50,000 of both"
-            raise DataError(f"{labels_path}: has {len(labels):,} labels, and none for {file}", hint=hint)
-        builder.add(f"{labels[number]}/{file}", labels[number], place)
+            hint = "these labels belong to other images; ImageNet has 50,000 validation images and labels"
+            raise DataError(f"{labels_path}: no label for {file} among {len(labels):,} labels", hint=hint)
+        builder.add(f"{labels[number]}/{file}", labels[number], location)
     if len(builder) < len(labels):
-        log.warning("%s: %d of %d validation images are there", where, len(builder), len(labels))
+        log.warning("%s: found %d of %d validation images", where, len(builder), len(labels))
 
 
 def read_val_labels(path: Path) -> dict[int, str]:
-    """Return the synset of each validation image by the number in its name, from any of the published forms."""
+    """Return the synset of each validation image by the number in its name, from any of the published formats."""
     if is_devkit(path):
         labels, _ = read_devkit(path)
         return labels
     lines = list(read_lines(path))
     if not lines:
-        raise DataError(f"{printable(str(path))}: empty, labels of ImageNet's validation images were expected")
+        raise DataError(f"{printable(str(path))}: empty file; expected labels of ImageNet's validation images")
     if lines[0][1].lower().startswith("imageid,"):
         labels = {}
         for number, line in lines[1:]:
@@ -214,7 +218,7 @@ def read_val_labels(path: Path) -> dict[int, str]:
             image = VAL_IMAGE.fullmatch(fields[0].strip()) if len(fields) == 2 else None
             synset = SYNSET.match(fields[1].strip()) if len(fields) == 2 else None
             if image is None or synset is None:
-                raise damaged_line(path, number, "ILSVRC2012_val_<number>,<synset> <box> was expected")
+                raise damaged_line(path, number, "expected ILSVRC2012_val_<number>,<synset> <box>")
             labels[int(image[1])] = synset[0]
         return labels
     moves = {int(match[1]): match[2] for _, text in lines if (match := _MOVE.search(text))}
@@ -222,7 +226,7 @@ def read_val_labels(path: Path) -> dict[int, str]:
         return moves
     for number, text in lines:
         if not SYNSET.fullmatch(text.strip()):
-            raise damaged_line(path, number, f"'{printable(text[:100])}' is no synset; {_ALLOWED}")
+            raise damaged_line(path, number, f"invalid synset '{printable(text[:100])}'; {_ALLOWED}")
     return {number: text.strip() for number, (_, text) in enumerate(lines, 1)}
 
 
@@ -231,9 +235,9 @@ def is_devkit(path: Path) -> bool:
 
 
 def read_devkit(path: Path) -> tuple[dict[int, str], dict[str, str]]:
-    """Read the development kit's tar, or the folder it extracts to, or its folder data.
+    """Read the development kit from its tar, its extracted folder or that folder's subfolder data.
 
-    Returns the synset of each validation image, by its number from 1, and the words of each synset.
+    Returns the synset of each validation image, by its number from 1, and the class name of each synset.
     """
     names = (META_FILE, TRUTH_FILE)
     if path.is_dir():
@@ -244,13 +248,13 @@ def read_devkit(path: Path) -> tuple[dict[int, str], dict[str, str]]:
     missing = [name for name in names if name not in found]
     if missing:
         raise DataError(
-            f"{printable(str(path))}: not an ILSVRC2012 devkit, {' and '.join(missing)} not found",
+            f"{printable(str(path))}: not an ILSVRC2012 devkit; {' and '.join(missing)} not found",
             hint="give ILSVRC2012_devkit_t12.tar.gz",
         )
     where = f"{printable(str(path))}, {META_FILE}"
     entries = read_mat(found[META_FILE], where).get("synsets")
     if not isinstance(entries, list) or not entries:
-        raise DataError(f"{where}: holds no struct array 'synsets'")
+        raise DataError(f"{where}: no struct array 'synsets'")
     synsets: dict[int, str] = {}
     texts: dict[str, str] = {}
     for number, entry in enumerate(entries):
@@ -258,7 +262,7 @@ def read_devkit(path: Path) -> tuple[dict[int, str], dict[str, str]]:
             synset_id, synset = int(entry["ILSVRC2012_ID"].item()), str(SYNSET.fullmatch(entry["WNID"])[0])  # type: ignore[index]
         except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as err:
             raise DataError(f"{where}: entry {number} of synsets has no ILSVRC2012_ID and WNID") from err
-        if 0 < synset_id <= NUM_CLASSES:  # higher numbers are groups of classes
+        if 0 < synset_id <= NUM_CLASSES:  # higher ids are groups of classes
             synsets[synset_id] = synset
             words = entry.get("words")
             texts[synset] = printable(words) if isinstance(words, str) else ""
@@ -267,32 +271,32 @@ def read_devkit(path: Path) -> tuple[dict[int, str], dict[str, str]]:
         label = synsets.get(int(text)) if text.isascii() and text.isdigit() and len(text) < 9 else None
         if label is None:
             raise DataError(
-                f"{printable(str(path))}, {TRUTH_FILE}, line {number}: '{printable(text[:20])}' is no class; "
-                f"1 to {NUM_CLASSES} are, and {len(synsets)} of them are in {META_FILE}"
+                f"{printable(str(path))}, {TRUTH_FILE}, line {number}: invalid class '{printable(text[:20])}'; "
+                f"1 to {NUM_CLASSES} are allowed, {len(synsets)} of them are in {META_FILE}"
             )
         labels[number] = label
     return labels, texts
 
 
 def _find_boxes(
-    shelves: Sequence[dict[str, Path]], given: Path | None, classes: Sequence[str]
+    listings: Sequence[dict[str, Path]], given: Path | None, classes: Sequence[str]
 ) -> dict[str, tuple[Edges, ...]]:
-    """Read the boxes of all sources; a CSV that holds any is the whole of them."""
+    """Read the boxes of all sources; if the CSV has boxes, only the CSV is used."""
     if given is not None:
         return read_boxes(given, classes)
-    table = _find(shelves, BOX_CSV)
+    table = _find_first(listings, BOX_CSV)
     boxes = read_boxes(table, classes) if table else {}
     for name in () if boxes else BOX_FILES:
-        found = _find(shelves, name)
+        found = _find_first(listings, name)
         if found is not None:
             boxes |= read_boxes(found, classes)
     return boxes
 
 
 def read_boxes(path: Path, synsets: Collection[str]) -> dict[str, tuple[Edges, ...]]:
-    """Return boxes by image, from a folder of XML files, a tar of it (tars in it, too), or a CSV.
+    """Return boxes by image from a CSV, a folder of XML files, or a tar of it, which may contain tars.
 
-    XML below the folder of another synset is skipped unread; below none (val/), all labels are taken.
+    XML in the folder of another synset is skipped without reading; outside synset folders (val/) all are read.
     """
     if path.is_file() and path.suffix.lower() == ".csv":
         return {name.rpartition("/")[2]: boxes for name, boxes in read_box_file(path).items()}
@@ -307,7 +311,7 @@ def read_boxes(path: Path, synsets: Collection[str]) -> dict[str, tuple[Edges, .
 
 
 def _list_xml(path: Path, known: Collection[str]) -> Iterator[tuple[str, str, bytes]]:
-    """Yield what to call it, relative name and content of each XML file that is of use."""
+    """Yield a location for messages, the relative name and the content of each XML file to read."""
 
     def is_wanted(name: str) -> bool:
         folder, _, file = name.rpartition("/")
@@ -335,52 +339,51 @@ def _list_xml(path: Path, known: Collection[str]) -> Iterator[tuple[str, str, by
 
 
 def _nearest_synset(folder: str) -> str | None:
-    """Return the synset a folder is named for, or the nearest parent that is."""
+    """Return the synset in the last part of a folder's path that is one, or None."""
     return next((part for part in reversed(folder.split("/")) if SYNSET.fullmatch(part)), None)
 
 
 def read_box_xml(content: bytes, synset: str | None, known_synsets: Collection[str], *, where: str) -> list[Edges]:
-    """Return the boxes of one file as shares of the size it states, rounded to four decimals.
+    """Return the boxes of one XML file as shares of its stated image size, rounded to four decimals.
 
-    Edges are put in order and cut at the image's, boxes without area skipped. So is a file labelled with another
-    known synset; any other label is taken for the synset's, as many dogs are labelled in words. Without a synset
-    labels are not looked at. XML that defines anything is refused: no document type, so no entities that grow or name
-    files.
+    Edges are sorted and clipped to the image; boxes without area are skipped. A file labelled with another known synset
+    is skipped too; any other label is accepted, because many dogs are labelled with words. Without a synset labels are
+    ignored. XML with a document type is rejected, because its entities may expand without limit or name files.
     """
     if len(content) > MAX_XML_BYTES:
-        raise DataError(f"{where}: {len(content):,} bytes, boxes of an image take at most {MAX_XML_BYTES:,}")
+        raise DataError(f"{where}: file too large: {len(content):,} bytes; at most {MAX_XML_BYTES:,} are allowed")
     try:
         text = content.decode("utf-8-sig")
         if "<!DOCTYPE" in text or "<!ENTITY" in text:
-            raise DataError(f"{where}: has a document type or entities, which are not read")
-        if "\0" in text:  # The parser would take it for UTF-16, in which the above looks different.
-            raise DataError(f"{where}: damaged XML: it has zero bytes")
+            raise DataError(f"{where}: document types and entities are not allowed")
+        if "\0" in text:  # The parser could read it as UTF-16, which the check above does not cover.
+            raise DataError(f"{where}: invalid XML: it has zero bytes")
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, UnicodeError, ValueError) as err:
-        raise DataError(f"{where}: damaged XML: {err}", hint="get the annotations again") from err
-    width, height = _number(root, "size/width", where), _number(root, "size/height", where)
+        raise DataError(f"{where}: invalid XML: {err}", hint="download the annotations again") from err
+    width, height = _read_number(root, "size/width", where), _read_number(root, "size/height", where)
     if width <= 0 or height <= 0:
-        raise DataError(f"{where}: states an image of {width:g} x {height:g} pixels")
-    # The first label counts for all boxes of the file, as in the original: its published totals come from that.
+        raise DataError(f"{where}: invalid image size: {width:g} x {height:g} pixels")
+    # The first label applies to all boxes of the file, as in the original, whose published totals depend on it.
     label = next((name.text for name in root.iter("name")), None)
     if synset and label != synset and label in known_synsets:
         return []
     boxes: list[Edges] = []
     for box in root.iter("bndbox"):
-        shares = [_number(box, tag, where) / width for tag in ("xmin", "xmax")]
-        shares += [_number(box, tag, where) / height for tag in ("ymin", "ymax")]
+        shares = [_read_number(box, tag, where) / width for tag in ("xmin", "xmax")]
+        shares += [_read_number(box, tag, where) / height for tag in ("ymin", "ymax")]
         left, right, top, bottom = (min(max(share, 0.0), 1.0) for share in (*sorted(shares[:2]), *sorted(shares[2:])))
         if left < right and top < bottom:
             boxes.append((round(left, 4), round(top, 4), round(right, 4), round(bottom, 4)))
     return boxes
 
 
-def _number(element: ElementTree.Element, tag: str, where: str) -> float:
+def _read_number(element: ElementTree.Element, tag: str, where: str) -> float:
     text = element.findtext(tag)
     try:
         value = float(text or "")
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise DataError(f"{where}: {tag} is {printable(repr(text))}, a number was expected")
+        raise DataError(f"{where}: invalid {tag}: {printable(repr(text))}; a finite number is required")
     return value

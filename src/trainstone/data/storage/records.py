@@ -1,5 +1,5 @@
-"""What the storages have in common: a sample becomes bytes to append and lines in the files beside them; shards of
-records (RecordIO, TFRecord, WebDataset) are read in any order.
+"""Interfaces of the storage formats: Encoder writes samples and sidecar files; ShardReader and RecordSource read
+record files (RecordIO, TFRecord, WebDataset) at random.
 """
 
 import abc
@@ -15,17 +15,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.image.inspect import Look
+from trainstone.data.image.inspect import ImageHeader
 from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
 from trainstone.errors import DataError
 from trainstone.formats.files import ByteSpan
 from trainstone.formats.recordio import RecordIOFile
-from trainstone.formats.tar import WdsFile
+from trainstone.formats.tar import WebDatasetFile
 from trainstone.formats.tfrecord import TFRecordFile
 
 
 class Shard(NamedTuple):
-    """A file (or, in the storage `folder`, a folder) to write: which places of its split's order it holds."""
+    """A file to write (a folder in the format `folder`), with its range in the split's sample order."""
 
     split: str
     file: str
@@ -34,101 +34,103 @@ class Shard(NamedTuple):
 
 
 class Encoded(NamedTuple):
+    """A sample as the bytes that a shard stores."""
+
     name: str
     buffers: Sequence[bytes | memoryview]
-    """What is appended, in pieces: joining them would copy every image once more."""
-    about: Any = None
-    """What the encoder needs to know of it once its place is known."""
+    """The bytes in pieces: joining them would copy every image once more."""
+    metadata: Any = None
+    """Data for the sidecar lines, which are written once the byte offset is known."""
     key: str = ""
-    """What no other sample of the shard may be called, where the storage finds samples by name."""
+    """Must be unique in the shard, in formats that find samples by name."""
 
 
 class Encoder(abc.ABC):
-    """How a storage writes. `encode` is called from several threads, or in other processes."""
+    """Writes samples in a storage format. `encode` is called from several threads or processes."""
 
     tail = b""
-    """What ends a shard."""
+    """Bytes at the end of a shard."""
 
     def __init__(self, kind: str, classes: Sequence[ClassName] = (), first_label: int = 0) -> None:
-        """`first_label`: what TFRecord files call the first class."""
+        """`first_label`: label of the first class in TFRecord files."""
         self._kind, self._classes, self._first_label = kind, classes, first_label
 
     @abc.abstractmethod
-    def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
-        """Return a sample as it is stored; `number` is its place in the source."""
+    def encode(self, sample: Sample, number: int, header: ImageHeader) -> Encoded:
+        """Return the stored bytes of a sample; `number` is its index in the source."""
 
     @abc.abstractmethod
-    def lines(self, made: Encoded, span: ByteSpan) -> tuple[str, ...]:
-        """Return what each sidecar says of a sample that lies here."""
+    def sidecar_lines(self, encoded: Encoded, span: ByteSpan) -> tuple[str, ...]:
+        """Return the line of each sidecar for a sample stored at this byte range."""
 
     @abc.abstractmethod
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
-        """Return the names of the files beside a shard, one for each of `lines`."""
+        """Return the names of a shard's sidecar files, one for each of `sidecar_lines`."""
 
-    def finish(self, lines: str, records: int) -> str:
-        """Return a sidecar's text from its lines; boxes of no image are not written."""
+    def format_sidecar(self, lines: str, records: int) -> str:
+        """Return a sidecar's text from its lines; an empty box file is not written."""
         return lines
 
     def find_class(self, label: int) -> ClassName:
-        """Return the class of a label; records may have labels that no class has."""
+        """Return the class of a label; raise DataError for a label without a class."""
         if not 0 <= label < len(self._classes):
-            raise DataError(f"label {label}, but there are {len(self._classes)} classes")
+            raise DataError(f"invalid label {label}: the data set has {len(self._classes)} classes")
         return self._classes[label]
 
 
 Offsets = NDArray[np.int64]
-"""Where the records of a shard begin."""
-RecordFile = RecordIOFile | TFRecordFile | WdsFile
+"""Byte offsets of the records in a shard."""
+RecordFile = RecordIOFile | TFRecordFile | WebDatasetFile
 OPEN_SHARDS = 64
-"""A map keeps a descriptor: 1,152 shards at once would meet the usual limit of 1,024."""
+"""A memory map holds a file descriptor: 1,152 open shards would exceed the usual limit of 1,024."""
 
 
-class Glance(NamedTuple):
-    """What a record states without its image."""
+class RecordAnnotations(NamedTuple):
+    """Labels and boxes of a record, read without its image."""
 
     labels: Sequence[tuple[int, ClassName]]
-    """Its class, or those of its boxes, and what it calls them."""
+    """The record's label, or those of its boxes, with class names."""
     boxes: Sequence[Box] = ()
     is_detection: bool = False
-    """Whether it has a place for boxes instead of a class."""
+    """Whether the record has a field for boxes instead of a class."""
 
 
 class ShardReader(abc.ABC):
-    """Samples in a file of records."""
+    """Reads samples from a record file."""
 
     kind: ClassVar[type[RecordFile]]
     file: RecordFile
 
     def __init__(self, path: Path, first_label: int | None = None) -> None:
-        """`first_label`: what TFRecord files call the first class; None: their features tell."""
+        """`first_label`: label of the first class in TFRecord files; None: determined by their features."""
         self.path, self._first_label = path, first_label
         self.file = self.kind(path)
 
     def offsets(self) -> Offsets:
-        """Return where its records begin, from an index that fits or by walking through."""
+        """Return the byte offsets of the records, from a valid index or by reading the file."""
         return np.fromiter((span.offset for span in self.file.spans()), dtype=np.int64)
 
     @abc.abstractmethod
     def read(self, offset: int) -> Sample:
-        """Return the sample that begins here."""
+        """Return the sample at a byte offset."""
 
     @abc.abstractmethod
-    def glance(self, offset: int) -> Glance:
-        """Return what a record states, without reading its image."""
+    def read_annotations(self, offset: int) -> RecordAnnotations:
+        """Return the labels and boxes of a record without reading its image."""
 
     @abc.abstractmethod
     def index_files(self) -> Iterable[tuple[Path, str]]:
-        """Return the index files that lie beside it, each with the text that it should have."""
+        """Return the shard's index files, each with the text that it should have."""
 
-    def check_beside(self) -> None:  # noqa: B027  (most have no such file)
-        """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
+    def check_sidecars(self) -> None:  # noqa: B027  (most formats have no such file)
+        """Raise DataError if a sidecar file that all samples depend on cannot be read."""
 
     def close(self) -> None:
         self.file.close()
 
 
 class RecordSource:
-    """A split in shards. Offsets are kept (8 bytes a record), files are opened as they are needed."""
+    """A split in record files. Offsets are in memory (8 bytes per record), files are opened when needed."""
 
     def __init__(self, paths: Sequence[Path], open_shard: Callable[[Path], ShardReader]) -> None:
         self.paths = tuple(paths)
@@ -158,9 +160,9 @@ class RecordSource:
         shard, offset = self.locate(index)
         return self._shard(shard).read(offset)
 
-    def glance(self, index: int) -> Glance:
+    def read_annotations(self, index: int) -> RecordAnnotations:
         shard, offset = self.locate(index)
-        return self._shard(shard).glance(offset)
+        return self._shard(shard).read_annotations(offset)
 
     def name(self, index: int) -> str:
         return self.read(index).name
@@ -174,7 +176,7 @@ class RecordSource:
         return fingerprint_files(self.paths)
 
     def _shard(self, number: int) -> ShardReader:
-        """Return an open shard; those not used for long are let go, and closed when no thread reads them any more."""
+        """Return an open shard; the least recently used one is dropped, and closes when no thread reads it."""
         with self._lock:
             if number in self._open:
                 self._open.move_to_end(number)
@@ -186,16 +188,16 @@ class RecordSource:
 
 
 class DamagedRecords(RecordSource):
-    """Record files that may be damaged: a place that cannot be read is one bad sample, and the next are found."""
+    """Record files that may be damaged: an unreadable byte range is one bad sample, and reading continues after it."""
 
     @cached_property
     def _offsets(self) -> list[Offsets]:
         shards = (self._shard(number) for number in range(len(self.paths)))
-        return [np.array([span.offset for _, span, _ in walk(shard)], np.int64) for shard in shards]
+        return [np.array([span.offset for _, span, _ in walk_records(shard)], np.int64) for shard in shards]
 
 
-def walk(shard: ShardReader) -> Iterator[tuple[int, ByteSpan, str]]:
-    """Yield number, place and "" of each record; a place where they break off has the reason, and the walk resumes."""
+def walk_records(shard: ShardReader) -> Iterator[tuple[int, ByteSpan, str]]:
+    """Yield index, byte range and "" of each record; a damaged range has the reason, and reading continues after it."""
     number = at = 0
     while True:
         try:

@@ -1,8 +1,6 @@
-"""Many ranks: how they average gradients, share batch norm and exchange messages. A single rank pays for none of it.
+"""Collectives for small messages between ranks: gather, broadcast, barrier; no-ops on a single rank.
 
-Messages between ranks are tensors or JSON, never pickled objects. Batch norm goes over the batches of neighbouring
-ranks on any device (torch's SyncBatchNorm is for CUDA only); its statistics and their sums are fp32 whatever the
-precision of the activations.
+Messages are tensors or JSON, never pickled objects.
 """
 
 import json
@@ -20,39 +18,41 @@ from trainstone.results.schema.run import Preflight
 
 @dataclass(frozen=True)
 class World:
+    """This rank's view of the process group."""
+
     rank: Rank
     device: torch.device
     control: Any = None
-    """gloo group for small messages between CPUs, beside that of gradients; None: alone."""
+    """gloo group for small messages in host memory, beside the group for gradients; None: single rank."""
     timeout: timedelta = timedelta(minutes=10)
     leads_host: bool = True
-    """The first of the ranks on its host."""
+    """Whether this is the first rank on its host."""
     preflight: Preflight | None = None
-    """What the meeting found, on the first rank of many."""
+    """Result of the rendezvous, on rank 0 of several."""
 
     @property
-    def alone(self) -> bool:
+    def is_single_rank(self) -> bool:
         return self.control is None
 
 
 def gather(world: World, document: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the documents of all ranks, in their order, on rank 0; None on others. They must be JSON-able."""
-    if world.alone:
+    """Return the documents of all ranks in rank order on rank 0; None on other ranks. They must be valid JSON."""
+    if world.is_single_rank:
         return [document]
     parts = _gather_parts(world, _to_bytes(json.dumps(document).encode()))
     return None if parts is None else [json.loads(part.numpy().tobytes()) for part in parts]
 
 
 def gather_rows(world: World, rows: Tensor) -> Tensor | None:
-    """Return the rows of all ranks (in host memory, as many columns), in their order, on rank 0; else None."""
-    if world.alone:
+    """Return the rows of all ranks (in host memory, same columns) in rank order on rank 0; None on other ranks."""
+    if world.is_single_rank:
         return rows
     parts = _gather_parts(world, rows)
     return None if parts is None else torch.cat(parts)
 
 
 def _gather_parts(world: World, rows: Tensor) -> list[Tensor] | None:
-    """Return the rows of each rank on rank 0; messages are as long as the longest."""
+    """Return the rows of each rank on rank 0; tensors are padded to the longest."""
     counts = [torch.empty(1, dtype=torch.int64) for _ in range(world.rank.world)]
     dist.all_gather(counts, torch.tensor([len(rows)]), group=world.control)
     mine = rows.new_zeros((max(int(count) for count in counts), *rows.shape[1:]))
@@ -63,10 +63,10 @@ def _gather_parts(world: World, rows: Tensor) -> list[Tensor] | None:
 
 
 def broadcast_dict(world: World, document: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the document of rank 0 on every rank; what the others give is not looked at. It must be JSON-able."""
+    """Return the document of rank 0 on every rank; it must be valid JSON. Documents of other ranks are ignored."""
     first = world.rank.number == 0
-    assert document is not None or not first, "rank 0 has the document"
-    if world.alone:
+    assert document is not None or not first, "rank 0 must pass a document"
+    if world.is_single_rank:
         return document or {}
     text = json.dumps(document).encode() if first else b""
     length = torch.tensor([len(text)])
@@ -82,5 +82,5 @@ def _to_bytes(text: bytes) -> Tensor:
 
 
 def barrier(world: World) -> None:
-    if not world.alone:
+    if not world.is_single_rank:
         dist.barrier(group=world.control)

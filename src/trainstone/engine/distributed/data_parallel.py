@@ -1,4 +1,4 @@
-"""Data-parallel training: each rank's device, the all-reduce of gradients, running statistics."""
+"""Data-parallel training: device placement, DistributedDataParallel, gradient compression, running statistics."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,25 +17,25 @@ COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def place_device(device: torch.device, rank: Rank) -> torch.device:
-    """Return the rank's own CUDA device: that of its number on its host, or the only one that it sees."""
+    """Return the rank's CUDA device: that of its local rank, or the only visible one."""
     if device.type != "cuda" or device.index is not None:
         return device
-    seen = torch.cuda.device_count()
-    # Slurm may show each rank its own device only.
-    index = 0 if seen == 1 else rank.local
-    if index >= seen:
+    visible = torch.cuda.device_count()
+    # Slurm may show each rank only its own device.
+    index = 0 if visible == 1 else rank.local
+    if index >= visible:
         raise MachineError(
-            f"rank {rank.number} is number {rank.local} on its host, which has {seen} CUDA devices",
-            hint="start at most one rank a device, or --device cpu",
+            f"no CUDA device for rank {rank.number} (local rank {rank.local}): its host has {visible} CUDA devices",
+            hint="start at most one rank per device, or use --device cpu",
         )
     return torch.device("cuda", index)
 
 
 def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.Module:
-    """Let backward average gradients over ranks; all begin with the weights and buffers of rank 0."""
-    if world.alone:
+    """Wrap the model in DistributedDataParallel; all ranks start from the weights and buffers of rank 0."""
+    if world.is_single_rank:
         return model
-    # Only by its own default torch makes the first bucket small (1 MiB), which starts sending earlier.
+    # Only with its default size torch makes the first bucket small (1 MiB), which starts communication earlier.
     bucket = None if parallel.bucket_bytes == TORCH_BUCKET_BYTES else parallel.bucket_bytes / 2**20
     wrapped = DistributedDataParallel(
         model,
@@ -43,7 +43,7 @@ def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.M
         bucket_cap_mb=bucket,
         static_graph=parallel.static_graph,
         gradient_as_bucket_view=True,
-        forward_sync_buffers=False,  # running statistics are averaged when they are needed
+        forward_sync_buffers=False,  # average_buffers averages running statistics when they are needed
     )
     if parallel.compression != "none":
         wrapped.register_comm_hook(COMPRESSED[parallel.compression], send_compressed)
@@ -51,26 +51,26 @@ def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.M
 
 
 def send_compressed(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a bucket of gradients in 16 bits. torch's own hook for bf16 is for NCCL only; gloo can do it as well."""
+    """Average a bucket of gradients in 16 bits, on NCCL and gloo (torch's own bf16 hook supports only NCCL)."""
     gradients = bucket.buffer()
-    sent = gradients.to(dtype).div_(dist.get_world_size())  # first, so that the sum of fp16 does not overflow
+    sent = gradients.to(dtype).div_(dist.get_world_size())  # divide first, so that the fp16 sum does not overflow
     future = dist.all_reduce(sent, async_op=True).get_future()
     return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
-def settle_buckets(model: DistributedDataParallel, run_once: Callable[[], None]) -> None:
-    """Bring gradients into the order that stays, by a forward and backward (two, if static) that leave no trace.
+def rebuild_buckets(model: DistributedDataParallel, run_once: Callable[[], None]) -> None:
+    """Let DistributedDataParallel rebuild its buckets before training, with a forward and backward (two, if static).
 
-    After its first backward DistributedDataParallel regroups gradients by when they came, and above two ranks another
-    grouping adds them up in another order. A run that is resumed would differ from one that never stopped by its first
-    step; with this before the first step of both they are the same bit for bit. Buffers, gradients and random numbers
-    are as before; optimisers must not move in run_once.
+    After its first backward DistributedDataParallel regroups gradients by the order in which they became ready. With
+    more than two ranks another grouping sums in another order, so the first step of a resumed run would differ from
+    that of an uninterrupted run. With this call before the first step both are equal bit for bit. Buffers, gradients
+    and random states are restored; `run_once` must not step an optimiser.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        # A static graph counts in its first backward how often gradients come, and looks at their order in its second.
+        # With a static graph the first backward counts how often gradients arrive; the second records their order.
         for _ in range(2 if model.static_graph else 1):
             run_once()
             model.zero_grad(set_to_none=True)
@@ -80,9 +80,9 @@ def settle_buckets(model: DistributedDataParallel, run_once: Callable[[], None])
 
 
 def average_buffers(buffers: Iterable[Tensor], world: World) -> None:
-    """Give all ranks the mean of their running statistics, in one message. Counters stay as they are."""
+    """Average the running statistics over all ranks, in one message. Integer counters are not changed."""
     buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
-    if world.alone or not buffers:
+    if world.is_single_rank or not buffers:
         return
     flat = torch.cat([buffer.flatten().to(torch.promote_types(buffer.dtype, torch.float32)) for buffer in buffers])
     dist.all_reduce(flat, group=world.control if flat.device.type == "cpu" else None)

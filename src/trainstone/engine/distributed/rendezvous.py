@@ -28,40 +28,40 @@ from trainstone.engine.distributed.store import Document, call_within, first_lin
 from trainstone.engine.fit import choose_rank_device
 from trainstone.errors import LaunchError
 from trainstone.machine import interfaces
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.machine.ranks import read_rank
 from trainstone.results.run_folder import RunFolder
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.run import AllReduce, Host, Preflight
 
-# The groups stop waiting before this rank does, and this rank before rank 0 counts the answers.
+# The process groups time out before this rank does, and this rank before rank 0 collects the answers.
 EARLY_SECONDS, LATE_SECONDS = 3.0, 1.5
 SIZES = (2**10, 2**20, 2**24)
 REPEATS = 3
-# The largest message is skipped where it would take longer than this, by the time of the one before.
+# Skip the largest message if, by the time of the one before, it would take longer than this.
 SLOW_SECONDS = 1.0
 
 
 def start_group(roll: RollCall, seconds: float) -> tuple[Any, AllReduce]:
     """Open the process group and time an all-reduce; return the gloo group for small messages, and the times.
 
-    Rank 0 raises what went wrong on any rank. `seconds`: how long ranks wait for each other from then on.
+    Rank 0 raises the error of any rank. `seconds`: the timeout of the groups from then on.
     """
     if roll.device.type == "cuda":
-        torch.cuda.set_device(roll.device)  # for this thread; open_group does it for its own
+        torch.cuda.set_device(roll.device)  # for this thread; open_group runs in another one
     control, timed, error, waited = None, None, None, False
     try:
-        # Not interruptible: all ranks are here, and can agree to stop as soon as they have a group.
+        # Not interruptible: all ranks are connected, and can agree to stop as soon as they have a group.
         limit = max(1.0, roll.deadline.left - LATE_SECONDS)
         control, timed = call_within(limit, lambda: open_group(roll), interruptible=False)
     except (RuntimeError, TimeoutError) as err:
         waited = isinstance(err, TimeoutError)
-        what = "it did not come to an end in time" if waited else first_line(err)
+        what = "timed out" if waited else first_line(err)
         used = shorten([f"{host['host']} at {host['address']} ({host['interface']})" for host in roll.hosts])
         error = LaunchError(
-            f"ranks cannot exchange messages by {roll.backend}: {what}; hosts: {used}",
-            hint="is there a firewall between them, or is it the wrong network? parallel.interface names another; "
-            "parallel.rendezvous_seconds gives more time; NCCL_DEBUG=INFO says more",
+            f"ranks cannot communicate over {roll.backend}: {what}; hosts: {used}",
+            hint="check firewalls between the hosts; choose another network with --set parallel.interface=NAME, more "
+            "time with --set parallel.rendezvous_seconds=N; NCCL_DEBUG=INFO shows details",
         )
 
     def compare(documents: dict[int, Document]) -> Document:
@@ -74,7 +74,7 @@ def start_group(roll: RollCall, seconds: float) -> tuple[Any, AllReduce]:
     roll.store.hold_round(
         "group", {"error": describe_error(error), "waited": waited}, compare, roll.deadline.left, roll.deadline.left
     )
-    assert timed is not None  # else rank 0 has refused
+    assert timed is not None  # else rank 0 has raised
     for group in (None, control):
         _set_pg_timeout(timedelta(seconds=seconds), group)
     roll.store.store.set_timeout(timedelta(seconds=seconds))
@@ -82,7 +82,7 @@ def start_group(roll: RollCall, seconds: float) -> tuple[Any, AllReduce]:
 
 
 def open_group(roll: RollCall) -> tuple[Any, AllReduce]:
-    """Open it, and time an all-reduce over all ranks: of each size the median of a few, on the slowest rank."""
+    """Open the process groups and time all-reduces: per size the median of a few, on the slowest rank."""
     timeout = timedelta(seconds=max(1.0, roll.deadline.left - EARLY_SECONDS))
     store, rank = roll.store.store, roll.store.rank
     store.set_timeout(timeout)
@@ -94,17 +94,17 @@ def open_group(roll: RollCall) -> tuple[Any, AllReduce]:
         rank=rank.number,
         world_size=rank.world,
         timeout=timeout,
-        # No device_id: groups of some ranks would then be split off the whole, which waits for all of them.
+        # No device_id: with it, creating a group of some ranks splits the world group, which waits for all ranks.
     )
     control = dist.new_group(backend="gloo", timeout=timeout)
-    # gloo takes tensors of a CUDA device too, but copies them through the memory of the host.
+    # gloo accepts CUDA tensors too, but copies them through host memory.
     device = roll.device if roll.backend == "nccl" else torch.device("cpu")
-    time_once(torch.zeros(1, device=device))  # connects, which is not what a message takes
+    time_once(torch.zeros(1, device=device))  # the first message connects: not timed
     seconds: list[float] = []
     for size in SIZES:
         message = torch.zeros(size // 4, device=device)
         slowest = torch.tensor([median(time_once(message) for _ in range(REPEATS))], device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # so that all ranks know the same time, and go on or stop
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # the same time on all ranks, so that all stop at the same size
         seconds.append(float(slowest))
         if seconds[-1] * SIZES[-1] / size > SLOW_SECONDS and size >= SIZES[-2]:
             break
@@ -115,19 +115,19 @@ def open_group(roll: RollCall) -> tuple[Any, AllReduce]:
 def time_once(message: torch.Tensor) -> float:
     began = time.perf_counter()
     dist.all_reduce(message)
-    message[0].item()  # waits until a device has done it
+    message[0].item()  # waits for the device
     return time.perf_counter() - began
 
 
 @contextmanager
 def connect_ranks(config: Config, run: RunFolder | None) -> Iterator[World]:
-    """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
+    """Connect with the other ranks for the `with` body; `run` is the run folder, on rank 0."""
     rank, began = read_rank(), time.perf_counter()
     if rank.world == 1:
         yield World(rank, choose_rank_device(config.device, rank))
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:  # each rank has a connection, and so an open file, to every other
+    if soft != hard:  # each rank has an open connection, and so a file descriptor, to every other
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     roll = call_roll(config, rank, run.path if run else None)
@@ -135,7 +135,7 @@ def connect_ranks(config: Config, run: RunFolder | None) -> Iterator[World]:
     for variable in (interfaces.GLOO, interfaces.NCCL):
         if config.parallel.interface is not None or variable not in os.environ:
             os.environ[variable] = roll.interface
-    unhurt = False
+    succeeded = False
     try:
         control, timed = start_group(roll, config.parallel.timeout_seconds)
         preflight = None
@@ -152,16 +152,16 @@ def connect_ranks(config: Config, run: RunFolder | None) -> Iterator[World]:
         timeout = timedelta(seconds=config.parallel.timeout_seconds)
         leads = rank.number in [host["ranks"][0] for host in roll.hosts]
         yield World(rank, roll.device, control, timeout, leads, preflight)
-        unhurt = True
+        succeeded = True
     finally:
-        # After an error NCCL might wait without end for kernels whose peers are gone; the process ends soon anyway.
-        if dist.is_initialized() and (unhurt or roll.backend == "gloo"):
+        # After an error NCCL might wait forever for kernels whose peers are gone; the process ends soon anyway.
+        if dist.is_initialized() and (succeeded or roll.backend == "gloo"):
             dist.destroy_process_group()
 
 
 def share_run(run: RunFolder | None, world: World) -> RunFolder:
-    """Let all ranks know where the run is written; only rank 0 writes its result."""
-    hosts = gather(world, {"host": name_host()})
+    """Broadcast the run folder to all ranks; only rank 0 writes the result."""
+    hosts = gather(world, {"host": get_host_name()})
     mine: dict[str, Any] | None = None
     if run:
         nodes = len({one["host"] for one in hosts or ()})

@@ -1,7 +1,7 @@
-"""The roll call: every rank posts one document about itself; rank 0 names the ranks that are missing or not alike.
+"""Check all ranks before the process group is opened: every rank posts a document, rank 0 reports what is wrong.
 
-Each rank checks itself and its host: versions and configuration against rank 0, data, run folder. Then all open the
-process group, time one all-reduce, and close the group at the end.
+Each rank checks versions and configuration against rank 0, data set and run folder. rendezvous.py then opens the
+process group.
 """
 
 import itertools
@@ -33,13 +33,13 @@ from trainstone.engine.fit import choose_rank_device
 from trainstone.errors import LaunchError, TrainstoneError
 from trainstone.machine import interfaces
 from trainstone.machine.interfaces import Interface, find_route, list_interfaces
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.machine.ranks import Rank, list_step_hosts, read_rendezvous
 from trainstone.measure.devices import list_devices
 from trainstone.units import format_count
 
-# For what follows once all ranks have connected. With 45 s for that, every error is shown within a minute; a larger
-# world, which gets more time to connect, gets more for the rest too.
+# Time limit for what follows once all ranks have connected: with 45 s to connect, every error is shown within a minute.
+# A larger world, which needs more time to connect, gets more for the rest too.
 REST_SECONDS, REST_SHARE = 12.0, 0.25
 EQUAL_VERSIONS = ("trainstone", "torch", "nccl")
 # Keys that may differ between hosts.
@@ -52,6 +52,8 @@ FOLDER_HINT = "all hosts must share the run folder: choose an --out DIR that the
 
 @dataclass(frozen=True)
 class RollCall:
+    """What the checks found, on each rank."""
+
     store: RankStore
     device: torch.device
     backend: str
@@ -60,29 +62,29 @@ class RollCall:
     hosts: list[Document]
     """host, ranks, interface, address, devices, versions; in the order of their first ranks."""
     deadline: Deadline
-    """When the pre-flight must be over."""
+    """Time limit for opening the process group."""
 
 
 def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: TrainstoneError | None = None) -> RollCall:
-    """Wait until every rank has posted its document. Rank 0 raises what is wrong with any; the others exit silently.
+    """Wait until every rank has posted its document. Rank 0 raises the error of any rank; the others exit silently.
 
-    `folder`: the run folder, on rank 0. `trouble`: the error that keeps this rank from taking part.
+    `folder`: the run folder, on rank 0. `trouble`: an error that this rank has already found.
     """
     address, seconds = read_rendezvous(), config.parallel.rendezvous_seconds
     deadline = Deadline.after(seconds)
     store = open_store(rank, address, deadline.left)
-    if rank.number:  # rank 0 may have started a moment ago, and waits as long
+    if rank.number:  # rank 0 may have started only now, and waits as long
         deadline = Deadline.after(seconds)
     mine = {
         "rank": rank.number,
-        "host": name_host(),
-        "network": interfaces.name_network(),
+        "host": get_host_name(),
+        "network": interfaces.get_network_id(),
         "devices": sum(not name.startswith("cpu") for name in list_devices()),
         "versions": read_versions(),
         "interfaces": [one for one in list_interfaces() if not one.loopback],
     }
     store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
-    # A file that another folder of the same name does not have; it is not a file of the run.
+    # A file that identifies the run folder: another folder of the same name does not have it.
     token = folder.absolute() / f".rendezvous-{secrets.token_hex(8)}.partial" if folder else None
     first = mine | {"config": list_shared_keys(config), "token": str(token) if token else None}
     if rank.number == 0:
@@ -113,7 +115,7 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
 def check_rank(
     config: Config, rank: Rank, mine: Document, first: Document
 ) -> tuple[torch.device, str, Interface | None]:
-    """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
+    """Return device, backend and requested interface of this rank; raise if this rank or its host is not usable."""
     seconds, token = config.parallel.rendezvous_seconds, Path(first["token"]) if first["token"] else None
     if token and rank.number == 0:
         check_folder(token, 0, seconds / 2)
@@ -122,18 +124,18 @@ def check_rank(
         backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if backend == "nccl" and device.type != "cuda":
         raise errors.ConfigError(
-            f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
+            f"parallel.backend = nccl needs CUDA devices, this is {device.type}", hint="--set parallel.backend=gloo"
         )
     if not dist.is_backend_available(backend):
         raise errors.MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
-    requested = interfaces.find_requested(config.parallel.interface)
-    if config.data.source == "files" and config.data.root is not None:  # generated data are written when missing
+    requested = interfaces.find_requested_interface(config.parallel.interface)
+    if config.data.source == "files" and config.data.root is not None:  # generated data is written later if missing
         root = Path(config.data.root)
         try:
             call_within(seconds / 2, lambda: next(root.iterdir(), None) if root.is_dir() else root.open("rb").close())
         except OSError as err:
             reason = err.strerror or f"the file system does not answer within {seconds / 2:g} s"
-            hint = "every host needs the data at the same path: --data DIR"
+            hint = "every host needs the data set at the same path: --data DIR"
             raise errors.DataError(f"cannot read the data set {root}: {reason}", hint=hint) from err
     if rank.number:
         compare_with_rank_0(mine, list_shared_keys(config), first)
@@ -143,7 +145,7 @@ def check_rank(
 
 
 def compare_ranks(store: RankStore, seconds: float, end: Deadline, documents: dict[int, Document]) -> Document:
-    """On rank 0: refuse if a rank has an error or is missing; return the hosts and the time left for the rest."""
+    """On rank 0: raise if a rank has an error or is missing; return the hosts and the time left for the rest."""
     hosts, world = {number: one["host"] for number, one in documents.items()}, store.rank.world
     place = format_address(store.address)
     raise_first_error(documents, hosts)
@@ -156,8 +158,8 @@ def compare_ranks(store: RankStore, seconds: float, end: Deadline, documents: di
             raise LaunchError(
                 f"{'rank' if len(missing) == 1 else 'ranks'} {join_ranks(missing)} did not connect to {place} within "
                 f"{seconds:g} s; connected: {group_by_host(hosts, hosts)}{where}",
-                hint="read their own output, and check that their hosts can reach this address; "
-                "parallel.rendezvous_seconds is the time limit",
+                hint="see their own output, and check that their hosts can reach this address; more time: "
+                "--set parallel.rendezvous_seconds=N",
             )
         require_answers(documents, hosts, place)
     return {"hosts": list_hosts(documents), "seconds": end.left}
@@ -174,23 +176,23 @@ def raise_first_error(documents: dict[int, Document], hosts: dict[int, str]) -> 
         error = documents[first]["error"]
         also = f" (and {format_count(len(others), 'more rank')}: {group_by_host(others, hosts)})" if others else ""
         message = f"rank {first} on {hosts[first]}: {error['message']}{also}"
-        raise errors.error_of_child(error["exit_code"], message, error["hint"])
+        raise errors.build_child_error(error["exit_code"], message, error["hint"])
 
 
 def require_answers(documents: dict[int, Document], hosts: dict[int, str], place: str) -> None:
-    """Refuse if a rank that connected has posted nothing."""
+    """Raise if a rank has connected but posted no document."""
     silent = [number for number in hosts if number not in documents]
     if silent:
         raise LaunchError(
             f"no answer from {group_by_host(silent, hosts)} after connecting to {place}",
-            hint="their own output may say why; a file system or a device that does not answer can be the cause",
+            hint="see their own output; a file system or a device that does not answer may be the cause",
         )
 
 
 def list_hosts(documents: dict[int, Document]) -> list[Document]:
     """Return each host with its ranks, and devices, versions and network interface of its first rank.
 
-    The interface of a rank is the requested one, loopback on a single host, else the way to another host.
+    The interface of a rank is the requested one, loopback on a single host, else the one that routes to another host.
     """
     far = next((one for one in documents.values() if one["network"] != documents[0]["network"]), None)
     loopback = next((one for one in list_interfaces() if one.loopback), None)
@@ -202,20 +204,20 @@ def list_hosts(documents: dict[int, Document]) -> list[Document]:
         elif far and far["interface"] and not one["requested"] and (found is None or found.loopback):
             found = find_route(far["interface"][1])  # on rank 0's own host, where MASTER_ADDR may be a loopback address
         if found is None or (far and found.loopback):
-            what = f"network interface {found.name} is loopback, which reaches no other host" if found else None
+            what = f"network interface {found.name} is loopback and cannot reach other hosts" if found else None
             present = ", ".join(f"{name} ({address})" for name, address in one["interfaces"]) or "none"
             raise LaunchError(
-                f"rank {one['rank']} on {one['host']}: {what or 'no way to others'}; there are: {present}",
-                hint="parallel.interface = NAME, or leave it out: the one that leads to rank 0's host is used",
+                f"rank {one['rank']} on {one['host']}: {what or 'no route to other hosts'}; interfaces: {present}",
+                hint="--set parallel.interface=NAME, or leave it out to use the route to rank 0's host",
             )
-        kept = {"host": one["host"], "ranks": [], "interface": found.name, "address": found.address}
-        host = hosts.setdefault(one["host"], kept | {"devices": one["devices"], "versions": one["versions"]})
+        entry = {"host": one["host"], "ranks": [], "interface": found.name, "address": found.address}
+        host = hosts.setdefault(one["host"], entry | {"devices": one["devices"], "versions": one["versions"]})
         host["ranks"].append(number)
     return list(hosts.values())
 
 
 def join_ranks(numbers: list[int]) -> str:
-    """Return 3, 5-9, 12."""
+    """Format rank numbers as `3, 5-9, 12`."""
     parts = []
     for _, neighbours in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         run = [str(number) for _, number in neighbours]
@@ -224,7 +226,7 @@ def join_ranks(numbers: list[int]) -> str:
 
 
 def group_by_host(numbers: Iterable[int], hosts: dict[int, str]) -> str:
-    """Return n1 (0, 1), n2 (2)."""
+    """Format ranks by host as `n1 (0, 1), n2 (2)`."""
     grouped: dict[str, list[int]] = {}
     for number in sorted(numbers):
         grouped.setdefault(hosts[number], []).append(number)
@@ -252,20 +254,20 @@ def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None
         here, there = (one["versions"].get(name, "none") for one in (mine, first))
         if here != there:
             raise errors.MachineError(
-                f"its version of {name} is {here}; rank 0 on {first['host']} has {there}",
+                f"{name} {here} differs from {name} {there} of rank 0 on {first['host']}",
                 hint=f"install the same version of {name} on all hosts",
             )
     differing = [key for key in sorted(keys | first["config"]) if keys.get(key) != first["config"].get(key)]
     if differing:
         shown = shorten([f"{key} = {keys.get(key)} ({first['config'].get(key)})" for key in differing], SHOWN_KEYS)
         raise errors.ConfigError(
-            f"its configuration differs from that of rank 0 on {first['host']}: {shown}",
+            f"configuration differs from that of rank 0 on {first['host']}: {shown}",
             hint="start all ranks with the same command",
         )
 
 
 def check_folder(token: Path, number: int, seconds: float) -> None:
-    """Write the token as rank 0; on others refuse where it is not visible or the run folder cannot be written."""
+    """Write the token on rank 0; on other ranks raise if it is not visible or the run folder is not writable."""
     folder = token.parent
 
     def find_and_write() -> bool:
@@ -288,8 +290,8 @@ def check_folder(token: Path, number: int, seconds: float) -> None:
         visible = call_within(seconds, find_and_write)
     except OSError as err:
         reason = err.strerror or "the file system does not answer"
-        message = f"the run folder {folder} is unwritable on {name_host()}: {reason}"
+        message = f"cannot write the run folder {folder} on {get_host_name()}: {reason}"
         raise errors.ResultError(message, hint=FOLDER_HINT) from err
     if not visible:
         what = "sees another folder of that name instead of" if folder.is_dir() else "does not see"
-        raise errors.ResultError(f"{name_host()} {what} the run folder {folder}", hint=FOLDER_HINT)
+        raise errors.ResultError(f"{get_host_name()} {what} the run folder {folder}", hint=FOLDER_HINT)

@@ -1,6 +1,6 @@
-"""Exchange small JSON documents between ranks before there is a process group, through torch's TCPStore.
+"""Share small JSON documents between ranks before there is a process group, through torch's TCPStore.
 
-Every wait has a time limit. No rank waits inside the store itself: torch prints warnings when that times out.
+Every wait has a time limit. No rank waits inside the store itself: torch prints warnings when such a wait times out.
 """
 
 import json
@@ -18,18 +18,18 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch.distributed as dist
 
 from trainstone.errors import LaunchError, PeerLostError, TrainstoneError
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.machine.ranks import Rank, Rendezvous
 from trainstone.machine.signals import find_stop_signal
 from trainstone.text import printable
 
 Document = dict[str, Any]
 Answer = TypeVar("Answer")
-# Rank 0 hosts the store: after an error it stays this long, so that the others, which look every LONGEST_PAUSE
+# Rank 0 hosts the store. After an error it waits this long, so that the other ranks, which poll every LONGEST_PAUSE
 # seconds, can read that they must end.
 LINGER_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25
-# Time for an answer of the store that is on its way, and for each document: they are fetched one by one.
+# Extra time for a pending answer of the store, and per document: documents are fetched one by one.
 ANSWER_SECONDS, DOCUMENT_SECONDS = 0.5, 0.002
 
 
@@ -48,9 +48,9 @@ class Deadline(NamedTuple):
 
 
 def call_within(seconds: float, function: Callable[[], Answer], *, interruptible: bool = True) -> Answer:
-    """Return the result of a function or raise its error; TimeoutError: it takes longer, KeyboardInterrupt: a signal.
+    """Run a function with a time limit: raise TimeoutError when it expires, KeyboardInterrupt after a stop signal.
 
-    The function is not stopped then: what hangs in C++ or in a file system cannot be.
+    The function then keeps running in its thread: a call that hangs in C++ or in a file system cannot be stopped.
     """
     future: Future[Answer] = Future()
 
@@ -61,15 +61,17 @@ def call_within(seconds: float, function: Callable[[], Answer], *, interruptible
             future.set_exception(err)
 
     deadline = Deadline.after(seconds)
-    threading.Thread(target=call, daemon=True).start()  # the process would wait for those of an executor at its end
+    threading.Thread(target=call, daemon=True).start()  # the process would wait for an executor's threads at its end
     while not wait([future], min(0.1, deadline.left)).done and deadline.left:
-        if interruptible and find_stop_signal():  # the other ranks may have ended already
+        if interruptible and find_stop_signal():  # other ranks may have ended already
             raise KeyboardInterrupt(find_stop_signal())
     return future.result(timeout=0)
 
 
 @dataclass(frozen=True)
 class RankStore:
+    """This rank's access to the store that rank 0 hosts."""
+
     store: dist.Store
     rank: Rank
     address: Rendezvous
@@ -78,7 +80,7 @@ class RankStore:
         self._call(seconds, lambda: self.store.set(key, json.dumps(document)))
 
     def read(self, keys: list[str], seconds: float) -> dict[str, Document]:
-        """Wait for documents; return those that are there in time."""
+        """Wait for documents; return those that arrive in time."""
 
         def wait_for_all() -> dict[str, bytes]:
             there, deadline, pause = keys, Deadline.after(seconds), FIRST_PAUSE
@@ -95,7 +97,7 @@ class RankStore:
     def read_of_rank_0(self, key: str, seconds: float) -> Document:
         found = self.read([key], seconds)
         if key not in found:
-            raise self._lost("no message in time")
+            raise self._lost("timed out waiting for its message")
         return found[key]
 
     def hold_round(
@@ -106,9 +108,9 @@ class RankStore:
         gather_seconds: float,
         answer_seconds: float,
     ) -> Document:
-        """Post this rank's document; return what rank 0 answers once it has compared those that came in time.
+        """Post this rank's document; rank 0 calls `compare` with all that arrived in time and posts the answer.
 
-        An error of `compare` is raised on rank 0; the other ranks end with its exit code and print nothing.
+        An error of `compare` is raised on rank 0; the other ranks exit with its exit code and print nothing.
         """
         self.post(f"{name}/{self.rank.number}", mine, gather_seconds)
         if self.rank.number:
@@ -129,7 +131,7 @@ class RankStore:
         return answer
 
     def _call(self, seconds: float, function: Callable[[], Answer]) -> Answer:
-        """Use the store, which is in the process of rank 0: that may have ended, or hang."""
+        """Call the store, which runs in the process of rank 0; raise PeerLostError if that has ended or hangs."""
         try:
             return call_within(seconds + ANSWER_SECONDS + self.rank.world * DOCUMENT_SECONDS, function)
         except TimeoutError as err:
@@ -139,8 +141,8 @@ class RankStore:
 
     def _lost(self, reason: str) -> PeerLostError:
         return PeerLostError(
-            f"rank {self.rank.number} on {name_host()} lost rank 0 at {format_address(self.address)}: {reason}",
-            hint="the output of rank 0 may say why",
+            f"rank {self.rank.number} on {get_host_name()} lost rank 0 at {format_address(self.address)}: {reason}",
+            hint="see the output of rank 0",
         )
 
 
@@ -160,25 +162,25 @@ def open_store(rank: Rank, address: Rendezvous, seconds: float) -> RankStore:
         if rank.number or by_agent:
             store = connect_store(rank, address, seconds)
         else:
-            # It listens at all addresses of this host; rank 0 itself connects by loopback, because its name may lead
-            # elsewhere, as behind an address translation.
+            # It listens at all addresses of this host; rank 0 itself connects through loopback, because its name may
+            # resolve to another host (address translation).
             here = Rendezvous("::1" if ":" in address.host else "127.0.0.1", address.port)
             try:
                 store = call_within(seconds, lambda: make_store(here, seconds, hosts=True))
             except (RuntimeError, TimeoutError) as err:
-                reason = "another program uses this port" if "EADDRINUSE" in str(err) else first_line(err)
+                reason = "the port is in use" if "EADDRINUSE" in str(err) else first_line(err)
                 raise LaunchError(
-                    f"rank 0 on {name_host()} cannot listen at {format_address(address)}: {reason}",
+                    f"rank 0 on {get_host_name()} cannot listen at {format_address(address)}: {reason}",
                     hint=f"set MASTER_PORT to a free port of {printable(address.host)}, the same for all ranks",
                 ) from err
-    # It stays open until the process ends: a second rendezvous here would find the first one half closed.
+    # It stays open until the process ends: a second rendezvous in this process could find the first half closed.
     _opened[address] = store, times + 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return RankStore(dist.PrefixStore(f"trainstone/{attempt}/{times}", store), rank, address)
 
 
 def make_store(address: Rendezvous, seconds: float, *, hosts: bool) -> dist.Store:
-    """Open torch's store, with a longer time limit than ours: torch prints a warning at its own."""
+    """Open torch's store with a longer time limit than ours: torch prints a warning when its own expires."""
     timeout = timedelta(seconds=seconds + 60)
     return dist.TCPStore(address.host, address.port, None, hosts, timeout, wait_for_workers=False)
 
@@ -200,20 +202,19 @@ def connect_store(rank: Rank, address: Rendezvous, seconds: float) -> dist.Store
     try:
         left = max(1.0, deadline.left)
         return call_within(left, lambda: make_store(address, left, hosts=False))
-    except TimeoutError as err:  # torch would wait for the answer without end
-        raise explain_unreachable(rank, address, seconds, "what listens there does not answer as rank 0 does") from err
+    except TimeoutError as err:  # torch would wait forever for the answer
+        raise explain_unreachable(rank, address, seconds, "the program that listens there is not rank 0") from err
     except RuntimeError as err:
         raise explain_unreachable(rank, address, seconds, first_line(err)) from err
 
 
 def explain_unreachable(rank: Rank, address: Rendezvous, seconds: float, reason: str) -> LaunchError:
-    here, there = name_host(), printable(address.host)
+    here, there = get_host_name(), printable(address.host)
     hint = (
-        f"is rank 0 started, and can {here} reach {there}? MASTER_ADDR and MASTER_PORT say where; if rank 0 cannot "
-        "listen there, its own output says so"
+        f"check that rank 0 is running (see its output), that {here} can reach {there}, and MASTER_ADDR and MASTER_PORT"
     )
     if address.host == "localhost" or address.host.startswith("127."):
-        hint = f"{address.host} is each host itself: for several hosts set MASTER_ADDR to the name of rank 0's"
+        hint = f"{address.host} is the local host: with several hosts set MASTER_ADDR to the host name of rank 0"
     return LaunchError(
         f"rank {rank.number} on {here} cannot reach rank 0 at {format_address(address)} within {round(seconds)} s: "
         f"{printable(reason)}",
@@ -222,6 +223,6 @@ def explain_unreachable(rank: Rank, address: Rendezvous, seconds: float, reason:
 
 
 def first_line(err: Exception) -> str:
-    """Return the message of a torch error without its stack, the place in the source of gloo, and general advice."""
+    """Return the first line of a torch error, without gloo's source location and general advice."""
     line = (str(err).splitlines() or [type(err).__name__])[0]
     return printable(re.sub(r"\[\S+\.cc:\d+\] |\. This is typically caused .*", "", line)[:300])

@@ -1,6 +1,7 @@
-"""What the all-reduce of gradients costs: steps with it and without, in turn, after the measured ones.
+"""Measure the cost of the gradient all-reduce: time steps with and without it, after the measured steps.
 
-Without it ranks would part from each other, so the learning rate is 0 meanwhile: all is computed, nothing is learned.
+Without all-reduce the weights of the ranks would diverge, so the learning rate is 0: all work is done, but the weights
+stay the same.
 """
 
 import statistics
@@ -23,10 +24,10 @@ from trainstone.results.progress import Progress
 from trainstone.results.schema.run import Communication
 from trainstone.stats.ratio import ORDER
 
-# Steps of a block; the first does not count: it waits for ranks that came later out of a block without exchange.
+# Steps per block; the first does not count: it waits for ranks that finish a block without all-reduce later.
 BLOCK_STEPS = 3
-# Of the time of the measured steps, spent here. Fewer rounds of four blocks than two say nothing: where these take
-# longer than that and than MOST_SECONDS, it is not measured.
+# Time limit, as a share of the time of the measured steps. Two rounds of four blocks are the minimum; if they exceed
+# both this share and MOST_SECONDS, the cost is not measured.
 SHARE = 1 / 4
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
 MOST_SECONDS = 60.0
@@ -35,28 +36,28 @@ MOST_SECONDS = 60.0
 def measure_gradient_sync(
     task: Task, parallel: ParallelConfig, recorder: StepRecorder, life: Lifecycle
 ) -> Generator[Progress, None, Communication | None]:
-    """Time steps with and without exchange, A B B A; None alone and on other ranks than the first.
+    """Time blocks of steps with and without all-reduce in the order A B B A; rank 0 of several returns the result.
 
-    Interrupted, it says only what is exchanged.
+    After an interruption the result has only the number of bytes.
     """
     world = life.world
-    if world.alone:
+    if world.is_single_rank:
         return None
     sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
-    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
-    gradient_bytes = sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
+    trained = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
+    gradient_bytes = sum(parameter.numel() * (sent or parameter.element_size()) for parameter in trained)
     sizes = Communication(gradient_bytes=gradient_bytes, bucket_bytes=parallel.bucket_bytes)
     rounds: list[list[float]] = []
-    still, timer = replace(task, rate=lambda _step: 0.0), choose_timer(task.device)
+    frozen, timer = replace(task, rate=lambda _step: 0.0), choose_timer(task.device)
     planned = plan_rounds(recorder, world)
     for number in range(planned):
         seconds = []
         for arm in ORDER:
             if life.find_stop():
                 return sizes if world.rank.number == 0 else None
-            yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
+            yield Progress("measuring the gradient all-reduce", 1 + 4 * number + len(seconds))
             with nullcontext() if arm == "A" else task.without_gradient_sync():
-                steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=len(recorder)))
+                steps = list(train_steps(frozen, timer, num_steps=BLOCK_STEPS, first_step=len(recorder)))
             seconds.append(statistics.median(record.step_seconds for record in steps[1:]))
         rounds.append(seconds)
     timed = gather(world, {"rounds": rounds})
@@ -66,12 +67,12 @@ def measure_gradient_sync(
 
 
 def plan_rounds(recorder: StepRecorder, world: World) -> int:
-    """Return how many rounds fit into the time for it, the same on all ranks; 0: not even the fewest."""
+    """Return how many rounds fit into the time limit, the same on all ranks; 0: fewer than the minimum."""
     seconds = recorder.column("step_seconds")
     seconds = seconds[1:] if len(seconds) > 1 else seconds  # the first may compile for minutes
-    a_round = float(np.median(seconds)) * len(ORDER) * BLOCK_STEPS
-    fitting = int(SHARE * float(seconds.sum()) / a_round)
+    round_seconds = float(np.median(seconds)) * len(ORDER) * BLOCK_STEPS
+    fitting = int(SHARE * float(seconds.sum()) / round_seconds)
     if fitting < MIN_ROUNDS:
-        fitting = MIN_ROUNDS if MIN_ROUNDS * a_round <= MOST_SECONDS else 0
-    message = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
-    return int(message["rounds"])
+        fitting = MIN_ROUNDS if MIN_ROUNDS * round_seconds <= MOST_SECONDS else 0
+    shared = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
+    return int(shared["rounds"])

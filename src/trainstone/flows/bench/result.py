@@ -1,5 +1,4 @@
-"""What is recorded while the measured part of a run goes on (steps, telemetry, memory, pressure on the machine), and
-what is concluded from it: throughput, utilisation, noise, findings, verdict."""
+"""Write the result of a bench: throughput, utilisation, noise, findings and verdict from what was recorded."""
 
 from typing import NamedTuple
 
@@ -11,11 +10,11 @@ from trainstone.flows.bench.input_baselines import InputBaselines, assess_loader
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import Observation
 from trainstone.flows.speed_summary import (
+    build_device,
     check_skipped,
-    describe_device,
-    describe_speed,
     gather_devices,
-    summarise_own,
+    summarise_rank,
+    summarise_speed,
     write_speed_verdict,
 )
 from trainstone.measure.recorder import StepRecorder
@@ -25,11 +24,11 @@ from trainstone.results.schema import run as schema
 
 
 class SideMeasurements(NamedTuple):
-    """What a bench measured beside its steps."""
+    """Measurements of a bench beside its steps."""
 
     loader: Loader | None = None
-    """Of the steps, where batches are real images."""
-    alone: InputBaselines | None = None
+    """Loader of the measured steps; None: synthetic batches."""
+    baselines: InputBaselines | None = None
     communication: schema.Communication | None = None
 
 
@@ -37,44 +36,44 @@ def conclude(
     life: Lifecycle,
     fitted: Fitted,
     recorder: StepRecorder,
-    seen: Observation,
+    observation: Observation,
     beside: SideMeasurements,
     *,
-    left_out: range = range(0),
+    excluded_steps: range = range(0),
     title: str = "",
 ) -> None:
     """Turn records into the final result and write it. All ranks must call this: each describes its device.
 
-    `left_out`: steps that were profiled, so recorded and not counted. `title`: replaces the workload's own title in
-    the verdict.
+    `excluded_steps`: profiled steps, which are recorded but do not count. `title`: replaces the workload's title in the
+    verdict.
     """
     run, ranks, loader = life.run, life.rank.world, beside.loader
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*fitted.findings, stopped])
         return
-    summary, telemetry = summarise_own(fitted, recorder, seen, left_out)
-    devices = gather_devices(life.world, describe_device(fitted, seen.reader, telemetry, summary))
-    status: schema.Status = "interrupted" if seen.interrupted else "ok"
+    summary, telemetry = summarise_rank(fitted, recorder, observation, excluded_steps)
+    devices = gather_devices(life.world, build_device(fitted, observation.reader, telemetry, summary))
+    status: schema.Status = "interrupted" if observation.interrupted else "ok"
     if not devices:
         run.update(status=status)
         return
-    loader_result = assess_loader(fitted.config, loader, beside.alone, summary) if loader and beside.alone else None
-    faults = np.delete(recorder.page_faults(), left_out)[summary.window]
-    speed = describe_speed(fitted, summary, telemetry, seen, devices, loader_result, faults)
-    unfed = []
+    loader_result = (
+        assess_loader(fitted.config, loader, beside.baselines, summary) if loader and beside.baselines else None
+    )
+    faults = np.delete(recorder.page_faults(), excluded_steps)[summary.window]
+    speed = summarise_speed(fitted, summary, telemetry, observation, devices, loader_result, faults)
+    no_baselines = []
     if run.result.kind == "bench" and ranks > 1 and loader:
-        message = (
-            f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
-        )
-        hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
-        unfed = [*check_skipped(loader), finding("not-measured", message, hint=hint)]
+        message = f"synthetic data and the loader without training are not measured with {ranks} ranks, only with one"
+        hint = "to measure all three speeds, run on a single rank: trainstone bench --data DIR"
+        no_baselines = [*check_skipped(loader), finding("not-measured", message, hint=hint)]
     findings = [
         *fitted.findings,
         *checks.check_throughput(speed["throughput"], summary.step_seconds),
         *speed.pop("findings"),
-        *unfed,
-        *check_interruption(seen.interrupted, len(recorder)),
+        *no_baselines,
+        *check_interruption(observation.interrupted, len(recorder)),
     ]
     run.update(
         **speed,

@@ -1,7 +1,7 @@
-"""How a run flows: fit the recipe, measure the peak, run the loop, judge, write. The table of contents.
+"""`trainstone bench`: fit the recipe, measure the peak, run and time training steps, write the result.
 
-The same on every rank; the first writes the result. Everything is written as it comes: a run killed at any moment
-leaves a folder that can be read.
+Every rank runs this; rank 0 writes the result. Everything is written as it is measured: a run killed at any moment
+leaves a readable folder.
 """
 
 import math
@@ -20,7 +20,7 @@ from trainstone.flows.bench.result import SideMeasurements, conclude
 from trainstone.flows.bench.stop_rule import record_steps
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder, sync_steps
-from trainstone.flows.prepare import open_originals, settle_gradients, start_measurement
+from trainstone.flows.prepare import open_originals, rebuild_gradient_buckets, start_measurement
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.profiler import profiler_range
 from trainstone.measure.recorder import Sink, StepRecorder
@@ -36,15 +36,15 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
     peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with ExitStack() as files:
-        alone = None
-        if opened and world.alone:
+        baselines = None
+        if opened and world.is_single_rank:
             synthetic = StepRecorder(run.path / FILE_NAME, split_phases=config.engine.split_phases)
-            alone = InputBaselines(opened, files.enter_context(synthetic))
-            yield from measure_before(fitted, alone, life.signals)
+            baselines = InputBaselines(opened, files.enter_context(synthetic))
+            yield from measure_before(fitted, baselines, life.signals)
             life.check_stop()
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
             task = files.enter_context(closing(build_task(config, fitted.device, opened, world=world)))
-            settle_gradients(task, config)
+            rebuild_gradient_buckets(task, config)
             facts = {
                 "kind": "bench",
                 "global_batch": task.images_per_step * world.rank.world,
@@ -56,11 +56,11 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
             yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
         sync_steps(run, recorder)
         communication = yield from measure_gradient_sync(task, config.parallel, recorder, life)
-        if alone and not life.signals.received:
-            yield from measure_after(task, fitted, alone, life.signals)
+        if baselines and not life.signals.received:
+            yield from measure_after(task, fitted, baselines, life.signals)
         observed.peaks = yield from measure_device(life, fitted, peaks)
         observed.interrupted = life.find_stop()
-        conclude(life, fitted, recorder, observed, SideMeasurements(task.loader, alone, communication))
+        conclude(life, fitted, recorder, observed, SideMeasurements(task.loader, baselines, communication))
         for sink in originals:
             sink.finish(run.result.status)
     run.update()  # which lists files
@@ -75,24 +75,24 @@ def measure_steps(
     clock_start: float,
     sinks: Sequence[Sink],
 ) -> Iterator[Progress]:
-    """Run the loop until the interval is narrow enough, the time is over, the steps are done or a signal arrives.
+    """Train until the confidence interval is narrow enough, time or steps are used up, or a signal arrives.
 
-    Several ranks agree upon it, and end after the same step.
+    The ranks agree on the end and stop after the same step.
     """
     timer, agreement = choose_timer(task.device), StopAgreement(life.world, life.signals)
-    with profiler_range(measure.profiler_range) as pass_to_next_step:
+    with profiler_range(measure.profiler_range) as advance:
         steps = train_steps(
             task,
             timer,
             num_steps=limit_steps(task, measure),
             origin=clock_start,
-            go_on=lambda: not any(agreement.agreed) and pass_to_next_step(),
+            keep_going=lambda: not any(agreement.agreed) and advance(),
         )
         yield from record_steps(steps, timer, measure, recorder, agreement, sinks)
 
 
 def limit_steps(task: Task, measure: MeasureConfig) -> int | None:
-    """Return how many steps there are at most: those asked for, or an end of the images; None: until time is over."""
+    """Return the largest number of steps that the recipe or its epochs allow; None: only time limits them."""
     limits = [measure.iterations] if measure.iterations is not None else []
     if measure.max_epochs is not None and task.loader:
         images = measure.max_epochs * task.loader.order.epoch_images

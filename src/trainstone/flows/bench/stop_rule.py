@@ -1,6 +1,6 @@
-"""When the measured steps end: the stop rule of bench, and how several ranks agree to end after the same step.
+"""The stop rule of bench: when enough steps are measured; all ranks stop after the same step.
 
-What only one rank knows (a signal, the time, a loss that is no number) is known to all one step later.
+Events that only one rank sees (a signal, the time limit, a NaN loss) reach the other ranks one step later.
 """
 
 import math
@@ -15,31 +15,31 @@ from trainstone.results.progress import Progress
 from trainstone.results.steps import StepRecord
 from trainstone.stats import steady_state, throughput
 
-# A narrow interval after a few seconds says nothing of heat and boost clocks, nor does an energy counter.
+# A few seconds are too short to show the effect of heat and boost clocks, and for an energy counter.
 MIN_SECONDS = 10.0
-# How much longer the series is at each look whether it is precise enough: looking costs, and many looks mislead.
+# Growth of the series between two checks of its precision: a check costs time, and repeated checks bias the stop.
 CHECK_GROWTH = 1.25
 
 
 @dataclass
 class StopRule:
-    """Enough when the time is over, or the interval is narrow enough before.
+    """Stop when the time limit is reached, or earlier when the confidence interval is narrow enough.
 
-    The time counts from the end of the first step, which may have to compile for minutes.
+    Time counts from the end of the first step, which may compile for minutes.
     """
 
     measure: MeasureConfig
     timer: Timer
     recorder: StepRecorder
     half_width: float | None = None
-    """Of the interval at the last look."""
+    """Half width of the interval at the last check."""
     seconds_left: float | None = None
-    """None where steps are counted."""
+    """None if measure.iterations sets the number of steps."""
     _begin: float = math.inf
     _next_check: int = throughput.MIN_STEADY_STEPS
 
-    def is_enough(self) -> bool:
-        """After a step."""
+    def is_met(self) -> bool:
+        """Return whether to stop; call it after each step."""
         if self.measure.iterations is not None:
             return False
         now = self.timer.now()
@@ -54,9 +54,9 @@ class StopRule:
         seconds = self.recorder.column("step_seconds")
         steady = steady_state.find_steady(seconds)
         inside = seconds[steady.from_step :]
-        self.half_width = throughput.half_width_quick(inside)
-        ripe = self.measure.seconds - self.seconds_left >= min(MIN_SECONDS, self.measure.seconds / 2)
-        return ripe and steady.steady and throughput.precise_enough(inside, self.measure.half_width)
+        self.half_width = throughput.estimate_half_width(inside)
+        long_enough = self.measure.seconds - self.seconds_left >= min(MIN_SECONDS, self.measure.seconds / 2)
+        return long_enough and steady.steady and throughput.is_precise_enough(inside, self.measure.half_width)
 
 
 def record_steps(
@@ -67,18 +67,18 @@ def record_steps(
     agreement: StopAgreement,
     sinks: Sequence[Sink] = (),
 ) -> Iterator[Progress]:
-    """Take steps until the rule says enough, there are no more or somebody asks; of many ranks all end after the same.
+    """Record steps until the stop rule, the number of steps or a signal ends them; all ranks end after the same step.
 
-    The rule is asked on the first rank alone: the others wait for it in their next step, if it takes long.
+    Only rank 0 evaluates the rule.
     """
     rule, rank = StopRule(measure, timer, recorder), agreement.world.rank
     for record in steps:
         for sink in (*sinks, recorder):
             sink.step(record)
-        agreement.look(record, enough=rank.number == 0 and rule.is_enough())
+        agreement.update(record, end=rank.number == 0 and rule.is_met())
         rate = record.images * rank.world / record.step_seconds
         yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)
-        if agreement.world.alone and any(agreement.agreed):  # steps of many ranks end by themselves
+        if agreement.world.is_single_rank and any(agreement.agreed):  # with several ranks train_steps ends by itself
             break
     agreement.finish()
     agreement.raise_if_bad_loss()

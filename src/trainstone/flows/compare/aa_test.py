@@ -1,4 +1,4 @@
-"""`doctor --aa`: two equal models in turn, which shows the smallest difference that this machine can show."""
+"""`doctor --aa`: compare a model with itself to find the smallest speed difference that this machine can detect."""
 
 import math
 from collections.abc import Generator
@@ -10,7 +10,7 @@ from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings
 from trainstone.engine.task import build_task
-from trainstone.engine.training_data import settle_classes
+from trainstone.engine.training_data import resolve_num_classes
 from trainstone.errors import RunError
 from trainstone.flows.compare.interleave import Arm, Interleaving
 from trainstone.flows.lifecycle import Lifecycle
@@ -22,11 +22,11 @@ from trainstone.stats import throughput
 MIN_PAIRS = 6
 
 
-def run_same_twice(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progress, None, Status]:
-    """Train two equal models in turn, block by block, for the recipe's seconds; fills what --json prints."""
+def run_aa_test(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progress, None, Status]:
+    """Train two equal models in alternating blocks for the recipe's seconds; fills `outcome`, which --json prints."""
     config = life.config
     yield Progress("fitting the recipe to this machine")
-    fitted = fit_to_machine(settle_classes(config, None), strict=False)
+    fitted = fit_to_machine(resolve_num_classes(config, None), strict=False)
     timer = choose_timer(fitted.device)
     arms = {}
     for name in "AB":
@@ -43,9 +43,9 @@ def run_same_twice(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progre
         if life.signals.received:
             raise KeyboardInterrupt(life.signals.received)
         raise RunError(
-            f"only {len(pairs)} pairs of blocks in the time; {MIN_PAIRS} are needed for a noise floor",
-            hint="give more time: --seconds 120",
+            f"too few pairs of blocks: {len(pairs)}; a noise floor needs at least {MIN_PAIRS}",
+            hint="trainstone doctor --aa --seconds 120",
         )
-    outcome |= asdict(throughput.minimum_detectable([math.log(b / a) for a, b in pairs]))
+    outcome |= asdict(throughput.estimate_noise_floor([math.log(b / a) for a, b in pairs]))
     outcome |= {"steps_per_block": both.steps_per_block["A"], "block_seconds": block_seconds}
     return "interrupted" if life.signals.received else "ok"

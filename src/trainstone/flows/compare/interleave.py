@@ -1,4 +1,4 @@
-"""Two loops in turn in one process, A B B A, block by block, so that what drifts evenly hits both alike."""
+"""Run two training loops in one process in alternating blocks (A B B A), so that drift affects both alike."""
 
 import math
 import statistics
@@ -17,32 +17,32 @@ from trainstone.results.progress import Progress
 from trainstone.results.steps import StepRecord
 from trainstone.stats.ratio import ORDER
 
-# Short blocks and many rounds: what drifts more slowly than a round cancels out.
+# Short blocks and many rounds: drift that is slower than a round cancels out.
 MAX_ROUNDS = 50
-# Steps of each arm, and share of the time, before the first block; first steps, which may compile, are beside the time.
+# Warm-up of each arm before the first block: steps, and share of the time (which excludes first steps: they compile).
 WARM_UP_STEPS = 5
 WARM_UP_SHARE = 0.1
 
 
 @dataclass
 class Arm:
-    """One of the two: its loop, and what each of its steps took so far."""
+    """One of the two variants: its training loop, and the times of its steps so far."""
 
     name: str
     config: Config
     steps: Iterator[StepRecord]
     lag: int = 0
-    """Steps that the loop has begun beyond the one it yields (measure/clock.py)."""
+    """Steps that the loop has started beyond the one it yields (measure/clock.py)."""
     enter: Callable[[], None] = lambda: None
-    """Called before each turn: sets what the process has only once."""
+    """Called before each block: applies this arm's process-wide settings."""
     keep: Callable[[StepRecord], None] = lambda _record: None
-    """Takes every record."""
+    """Called with every record."""
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     images: "array[float]" = field(default_factory=lambda: array("d"))
 
     def advance(self) -> StepRecord:
-        """Run one more step and return the one that ended; StopIteration: the loop is over."""
-        with naming(self.name):
+        """Run one more step and return the one that finished; StopIteration: the loop has ended."""
+        with prefix_errors(self.name):
             record = next(self.steps)
             self.keep(record)
             self.seconds.append(record.step_seconds)
@@ -52,7 +52,7 @@ class Arm:
 
 
 class Block(NamedTuple):
-    """Steps of one arm without a change between them, by their index in the arm."""
+    """Consecutive steps of one arm, by their index in the arm."""
 
     arm: str
     first_step: int
@@ -61,17 +61,17 @@ class Block(NamedTuple):
 
 @dataclass
 class Interleaving:
-    """Two arms, A and B, that run in turn; `blocks` are those that were run to their end."""
+    """Alternating run of two arms, A and B; `blocks` has the complete blocks."""
 
     arms: Mapping[str, Arm]
     measure: MeasureConfig
     stopped: Callable[[], object]
-    """Asked between steps; if it says so, the run ends there."""
+    """Called between steps; a true value ends the run."""
     now: Callable[[], float] = time.perf_counter
     steps_per_block: dict[str, int] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
 
-    def whole_rounds(self) -> list[Block]:
+    def complete_rounds(self) -> list[Block]:
         return self.blocks[: len(self.blocks) // len(ORDER) * len(ORDER)]
 
     def sum_blocks(self, blocks: Sequence[Block]) -> tuple[list[float], list[float]]:
@@ -81,20 +81,20 @@ class Interleaving:
         return [sum(arm.images[part]) for arm, part in parts], [sum(arm.seconds[part]) for arm, part in parts]
 
     def run(self) -> Iterator[Progress]:
-        """Warm both up, then run rounds for the time or the steps of `measure`."""
+        """Warm up both arms, then run rounds for the time or the steps of `measure`."""
         if not self.stopped():
             yield from self._warm_up()
         if not self.stopped():
             yield from self._run_rounds()
         for arm in self.arms.values():
-            if arm.lag and arm.seconds:  # a clock that reads late has not read the last steps yet
+            if arm.lag and arm.seconds:  # the timer reads late: the last steps are not read yet
                 arm.enter()
                 with suppress(StopIteration):
                     for _ in range(arm.lag):
                         arm.advance()
 
     def _warm_up(self) -> Iterator[Progress]:
-        """Run each arm's first steps, in turn: steps and time enough, or what the rounds leave of a number of steps."""
+        """Run each arm's first steps in turn; with measure.iterations, those that the rounds do not use."""
         begin = math.inf
         while True:
             for name in "BA":  # ends with the arm that a round begins with
@@ -105,17 +105,17 @@ class Interleaving:
                     return
             begin = min(begin, self.now())
             if self.measure.iterations is not None:
-                over = len(arm.seconds) + arm.lag >= split_iterations(self.measure.iterations)[2]
+                warm = len(arm.seconds) + arm.lag >= split_iterations(self.measure.iterations)[2]
             else:
                 passed = self.now() - begin
-                over = len(arm.seconds) >= WARM_UP_STEPS and passed >= WARM_UP_SHARE * self.measure.seconds
-            if over:
+                warm = len(arm.seconds) >= WARM_UP_STEPS and passed >= WARM_UP_SHARE * self.measure.seconds
+            if warm:
                 return
 
     def _run_rounds(self) -> Iterator[Progress]:
-        """Run A B B A until the rounds or the time are over; a round that was begun is finished.
+        """Run rounds of A B B A until all rounds are done or the time is used up; finish a round that has started.
 
-        The step after a change of arm belongs to no block: it finds the other one's data in the caches and heaps.
+        The first step after a change of arm is not part of a block: caches and heaps hold the other arm's data.
         """
         limit = math.inf if self.measure.iterations is not None else self.measure.seconds
         num_rounds, self.steps_per_block = self.plan_blocks()
@@ -124,11 +124,11 @@ class Interleaving:
             if self.now() - begin >= limit:
                 return
             for name in ORDER:
-                arm, num_steps, num_settling = self.arms[name], self.steps_per_block[name], int(name != running)
+                arm, num_steps, num_skipped = self.arms[name], self.steps_per_block[name], int(name != running)
                 running = name
                 arm.enter()
-                first_step = len(arm.seconds) + arm.lag + num_settling  # lag: steps that were begun in turns before
-                for _ in range(num_settling + num_steps):
+                first_step = len(arm.seconds) + arm.lag + num_skipped  # lag: steps started in earlier blocks
+                for _ in range(num_skipped + num_steps):
                     record = arm.advance()
                     left = limit - (self.now() - begin)
                     yield Progress(
@@ -141,10 +141,10 @@ class Interleaving:
                 self.blocks.append(Block(name, first_step, num_steps))
 
     def plan_blocks(self) -> tuple[int, dict[str, int]]:
-        """Return the rounds, at most, and the steps of each arm's blocks, so that blocks of both take the same time.
+        """Return the largest number of rounds, and the steps per block of each arm: blocks of both take the same time.
 
-        A block takes its share of the budget, but at least the slower arm's step. Arms of the same configuration get
-        the same number of steps, whatever their warm-up was like.
+        A block takes its share of the budget, but at least the slower arm's step. Arms with the same configuration get
+        the same number of steps, even if their warm-up times differ.
         """
         if self.measure.iterations is not None:
             num_rounds, num_steps, _ = split_iterations(self.measure.iterations)
@@ -157,9 +157,9 @@ class Interleaving:
 
 
 def split_iterations(iterations: int) -> tuple[int, int, int]:
-    """Return rounds, steps per block and steps of warm-up of so many steps per arm: whole rounds, the rest warms up.
+    """Split the steps per arm into complete rounds and warm-up: return rounds, steps per block, warm-up steps.
 
-    A round has two blocks of each arm, and one step of each that follows a change.
+    A round has two blocks of each arm, and one step of each that follows a change of arm.
     """
     spare = max(0, iterations - WARM_UP_STEPS)
     num_steps = max(1, math.ceil((spare / MAX_ROUNDS - 1) / 2))
@@ -168,8 +168,8 @@ def split_iterations(iterations: int) -> tuple[int, int, int]:
 
 
 @contextmanager
-def naming(arm: str) -> Iterator[None]:
-    """Say in an error which of the two it is about."""
+def prefix_errors(arm: str) -> Iterator[None]:
+    """Prefix errors with the name of the arm."""
     try:
         yield
     except (TrainstoneError, RuntimeError) as err:

@@ -1,8 +1,7 @@
-"""Two loops in turn in one process, A B B A, block by block, so that what drifts evenly hits both alike.
+"""`bench --against`: measure two configurations in one process in alternating blocks (A B B A).
 
-The engine, which runs and counts, and what is made of it: `doctor --aa` (run_same_twice) and `bench --against`
-(run_against). Of the latter each variant has a run folder of its own under points/; the parent's result holds the
-comparison. Everything is written as it comes: killed at any moment, it leaves folders that can be read.
+Each variant has its own run folder under points/; the parent's result holds the comparison. Everything is written as it
+is measured: a run killed at any moment leaves readable folders.
 """
 
 import logging
@@ -17,10 +16,10 @@ from trainstone.engine.fit import Fitted, fit_to_machine, needed_bytes
 from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings
 from trainstone.engine.task import build_task
-from trainstone.engine.training_data import open_data, settle_classes
+from trainstone.engine.training_data import open_data, resolve_num_classes
 from trainstone.errors import ConfigError, RunError
-from trainstone.flows.compare.interleave import Arm, Interleaving, naming
-from trainstone.flows.compare.result import Variant, contrast, label_pair
+from trainstone.flows.compare.interleave import Arm, Interleaving, prefix_errors
+from trainstone.flows.compare.result import Variant, label_pair, write_pair
 from trainstone.flows.lifecycle import Lifecycle, record_failure
 from trainstone.flows.observation import observe
 from trainstone.measure.clock import choose_timer
@@ -34,16 +33,16 @@ from trainstone.results.schema.run import Status
 from trainstone.units import format_bytes
 
 log = logging.getLogger(__name__)
-# Weights and momentum stay while the other one runs; activations and gradients are given back.
+# Weights and momentum stay in memory while the other variant runs; activations and gradients are freed.
 RESIDENT_COPIES = 2
 
 
 def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) -> Generator[Progress, None, Status]:
-    """Measure the run's configuration a against b; `same_recipe`: b is a with some keys changed. Yields progress."""
+    """Measure the run's configuration A against B; `same_recipe`: B is A with some keys changed. Yields progress."""
     yield from life.join()
     run = life.run
     opened = {"A": open_data(life.config), "B": open_data(b)}
-    requested = {"A": settle_classes(life.config, opened["A"]), "B": settle_classes(b, opened["B"])}
+    requested = {"A": resolve_num_classes(life.config, opened["A"]), "B": resolve_num_classes(b, opened["B"])}
     yield Progress("fitting both to this machine")
     life.check_stop()
     fitted = fit_pair(requested["A"], requested["B"], same_recipe=same_recipe, strict=strict)
@@ -57,7 +56,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
         with ExitStack() as files:
             for name, one in fitted.items():
                 config, path = one.config, folders[name].path / "steps-rank0000.csv"
-                with naming(name):
+                with prefix_errors(name):
                     task = files.enter_context(closing(build_task(config, one.device, opened[name])))
                 recorder = files.enter_context(StepRecorder(path, split_phases=config.engine.split_phases))
                 timer = choose_timer(one.device)
@@ -73,11 +72,11 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
             def count_steps() -> int:
                 return sum(variant.recorder.current_step() for variant in variants.values())
 
-            with observe(life, fitted["A"], count_steps, clock_start) as seen:
+            with observe(life, fitted["A"], count_steps, clock_start) as observation:
                 yield from both.run()
-            seen.interrupted = life.signals.received
-        log.info("steps per block %s, blocks run to their end: %s", both.steps_per_block, both.blocks)
-        contrast(life, variants, both, seen)
+            observation.interrupted = life.signals.received
+        log.info("steps per block: %s; complete blocks: %s", both.steps_per_block, both.blocks)
+        write_pair(life, variants, both, observation)
     return run.result.status
 
 
@@ -99,30 +98,30 @@ def create_points(run: RunFolder, fitted: Mapping[str, Fitted]) -> dict[str, Run
 
 
 def enter_turn(name: str, config: Config, loaders: Mapping[str, Loader]) -> None:
-    """Give the process to one variant: its settings, its loader; the other one's loader rests."""
+    """Switch the process to one variant: apply its settings, resume its loader and pause the other one's."""
     for other, loader in loaders.items():
         if other != name:
             loader.pause()
     if name in loaders:
-        loaders[name].go_on()
+        loaders[name].resume()
     apply_process_settings(config)
 
 
 def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> dict[str, Fitted]:
-    """Fit both. Of the same recipe, B takes over what A's autos became: only what was asked for differs.
+    """Fit both variants. With `same_recipe`, B uses the values that A's autos resolved to.
 
-    What fits into memory one by one but not with the other one's weights beside it is refused.
+    Raise RunError if a variant does not fit into memory beside the weights of the other.
     """
     devices = {name: choose_device(config.device) for name, config in (("A", a), ("B", b))}
     if devices["A"] != devices["B"]:
         raise ConfigError(
-            f"--against runs both in turn on one device; A asks for {devices['A']}, B for {devices['B']}",
-            hint="run each by itself, then: trainstone compare RUN RUN",
+            f"--against needs one device for both variants: A requests {devices['A']}, B requests {devices['B']}",
+            hint="run each by itself, then: trainstone compare RUN --to RUN",
         )
-    with naming("A"):
+    with prefix_errors("A"):
         first = second = fit_to_machine(a, strict=strict)
     if b != a:
-        with naming("B"):
+        with prefix_errors("B"):
             second = fit_to_machine(inherit_autos(a, b, first.config) if same_recipe else b, strict=strict)
     free = free_bytes(first.device)
     needed = max(
@@ -131,14 +130,15 @@ def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> dict[s
     )
     if free is not None and needed > free:
         raise RunError(
-            f"out of memory: both in one process need about {format_bytes(needed)}, {format_bytes(free)} are free",
-            hint="take a smaller train.batch_size for both: --set train.batch_size=N",
+            f"out of memory: both variants in one process need about {format_bytes(needed)}, {format_bytes(free)} are "
+            "free",
+            hint="use a smaller batch for both: --set train.batch_size=N",
         )
     return {"A": first, "B": second}
 
 
 def inherit_autos(a: Config, b: Config, fitted: Config) -> Config:
-    """Return b with every auto that a has too replaced by what a was fitted to."""
+    """Return b; keys that are auto in both a and b get the value that a was fitted to."""
     changed = {}
     for section in ("train", "engine", "loader"):
         requested, found = getattr(a, section), getattr(fitted, section)

@@ -1,4 +1,4 @@
-"""From interleaved blocks to the results of both variants and their comparison."""
+"""Write the results of both variants of `bench --against`, and their comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trainstone.flows.compare.interleave import Interleaving
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import Observation
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.compare_blocks import gather_findings, write_comparison
+from trainstone.results.compare_blocks import build_comparison, gather_findings
 from trainstone.results.findings import check_throughput, finding
 from trainstone.results.run_folder import RunFolder
 from trainstone.results.schema import run as schema
@@ -22,13 +22,13 @@ from trainstone.results.telemetry import read_samples, summarise
 from trainstone.stats.ratio import MIN_ROUNDS, ORDER, compare_blocks
 from trainstone.units import format_count
 
-# What is called and how long it is measured is no difference in what runs.
+# Names and measuring time do not change what runs.
 NOT_COMPARED = ("name", "version", "summary", "system", "measure")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the two: what was asked for, what runs, and where it is written."""
+    """One of the two: the requested and the fitted configuration, and where results are written."""
 
     requested: Config
     fitted: Fitted
@@ -36,54 +36,54 @@ class Variant:
     recorder: StepRecorder
 
 
-def contrast(life: Lifecycle, variants: Mapping[str, Variant], both: Interleaving, seen: Observation) -> None:
-    """Write the final result of each variant, then the parent's with the comparison."""
-    program_seconds, telemetry = life.seconds, summarise_telemetry(variants, both, seen)
-    findings = {name: conclude_variant(variant, seen, telemetry) for name, variant in variants.items()}
+def write_pair(life: Lifecycle, variants: Mapping[str, Variant], both: Interleaving, observation: Observation) -> None:
+    """Write the final result of each variant, then the parent's result with the comparison."""
+    program_seconds, telemetry = life.seconds, summarise_telemetry(variants, both, observation)
+    findings = {name: conclude_variant(variant, observation, telemetry) for name, variant in variants.items()}
     fitted = {name: variant.fitted.config for name, variant in variants.items()}
-    labels, blocks = label_pair(fitted["A"], fitted["B"]), both.whole_rounds()
+    labels, blocks = label_pair(fitted["A"], fitted["B"]), both.complete_rounds()
     num_rounds = len(blocks) // len(ORDER)
-    comparison, message = None, format_count(num_rounds, "complete round")
+    comparison, rounds = None, format_count(num_rounds, "complete round")
     if blocks:
         runs = {name: f"points/{variant.folder.path.name}" for name, variant in variants.items()}
         requested = {name: variant.requested for name, variant in variants.items()}
         paired = compare_blocks(*both.sum_blocks(blocks))
-        comparison = write_comparison(paired, fitted["A"].name, labels, runs, describe_unrequested(requested, fitted))
+        comparison = build_comparison(paired, fitted["A"].name, labels, runs, describe_unrequested(requested, fitted))
     found = gather_findings(findings)
     if num_rounds < MIN_ROUNDS:
-        few = f"A against B: no interval, not established: {message} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
+        few = f"A against B: no interval, not established: {rounds} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
         found = [finding("few-steps", few), *found]
-    if seen.interrupted:
-        found.append(finding("interrupted", f"stopped by {seen.interrupted} after {message}"))
+    if observation.interrupted:
+        found.append(finding("interrupted", f"stopped by {observation.interrupted} after {rounds}"))
     noises = [variant.folder.result.noise for variant in variants.values()]
     life.run.update(
-        status="interrupted" if seen.interrupted else "ok",
+        status="interrupted" if observation.interrupted else "ok",
         comparison=comparison,
         verdict=comparison.verdict if comparison else f"A ({labels['A']}) against B ({labels['B']}): not assessed",
         phases=schema.Phases(program_seconds=program_seconds),
-        memory=speed_summary.describe_memory(seen),
+        memory=speed_summary.build_memory(observation),
         noise=max((noise for noise in noises if noise is not None), key=lambda noise: noise.grade, default=None),
-        devices=[speed_summary.describe_device(variants["A"].fitted, seen.reader, telemetry)],
+        devices=[speed_summary.build_device(variants["A"].fitted, observation.reader, telemetry)],
         findings=found,
     )
 
 
-def conclude_variant(variant: Variant, seen: Observation, telemetry: dict[str, Any]) -> list[schema.Finding]:
+def conclude_variant(variant: Variant, observation: Observation, telemetry: dict[str, Any]) -> list[schema.Finding]:
     """Write one variant's result as a run of its own; return its findings.
 
-    Utilisation, energy, memory and page faults are of the process and so of both: a variant has none of its own.
+    Utilisation, energy, memory and page faults belong to the process, so a single variant does not have them.
     """
     fitted, recorder = variant.fitted, variant.recorder
-    stopped = result.check_interruption(seen.interrupted, len(recorder))
+    stopped = result.check_interruption(observation.interrupted, len(recorder))
     if not len(recorder):
         variant.folder.update(status="interrupted", findings=[*fitted.findings, *stopped])
         return list(fitted.findings)
     summary = summarise_steps(recorder.columns(), compiled=fitted.config.engine.compile)
-    device = speed_summary.describe_device(fitted, seen.reader, {}, summary)
-    speed = speed_summary.describe_speed(fitted, summary, telemetry, seen, [device])
+    device = speed_summary.build_device(fitted, observation.reader, {}, summary)
+    speed = speed_summary.summarise_speed(fitted, summary, telemetry, observation, [device])
     found = [*fitted.findings, *check_throughput(summary.throughput, summary.step_seconds), *speed["findings"]]
     variant.folder.update(
-        status="interrupted" if seen.interrupted else "ok",
+        status="interrupted" if observation.interrupted else "ok",
         throughput=summary.throughput,
         step_seconds=summary.step_seconds,
         phases=summary.phases,
@@ -95,8 +95,10 @@ def conclude_variant(variant: Variant, seen: Observation, telemetry: dict[str, A
     return found
 
 
-def summarise_telemetry(variants: Mapping[str, Variant], both: Interleaving, seen: Observation) -> dict[str, Any]:
-    """Sum up the samples from the first block on; two samples per second cannot tell one arm from the other."""
+def summarise_telemetry(
+    variants: Mapping[str, Variant], both: Interleaving, observation: Observation
+) -> dict[str, Any]:
+    """Summarise telemetry from the first block on, for both arms: samples are too rare to separate the arms."""
     begins, ends = list[float](), list[float]()
     for name, variant in variants.items():
         if len(variant.recorder):
@@ -104,8 +106,8 @@ def summarise_telemetry(variants: Mapping[str, Variant], both: Interleaving, see
             first = next((block.first_step for block in both.blocks if block.arm == name), 0)
             begins.append(float(columns["start_seconds"][first]))
             ends.append(float(columns["start_seconds"][-1] + columns["step_seconds"][-1]))
-    samples = read_samples(seen.telemetry_file)
-    return summarise(samples, min(begins, default=0.0), max(ends, default=0.0), meter=seen.reader.meter)
+    samples = read_samples(observation.telemetry_file)
+    return summarise(samples, min(begins, default=0.0), max(ends, default=0.0), meter=observation.reader.meter)
 
 
 def list_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
@@ -114,7 +116,7 @@ def list_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
 
 
 def label_pair(a: Config, b: Config) -> dict[str, str]:
-    """Name each by its recipe where they have two, else by its values of the keys in which they differ."""
+    """Label each variant with its recipe if they differ, else with its values of the differing keys."""
     differing = list_differences(a, b)
     if a.name != b.name or not differing:
         return {"A": a.name, "B": b.name}
@@ -125,11 +127,11 @@ def label_pair(a: Config, b: Config) -> dict[str, str]:
 
 
 def describe_unrequested(requested: Mapping[str, Config], fitted: Mapping[str, Config]) -> list[str]:
-    """Say where the machine made the two differ though nobody asked for it, or made them the same."""
+    """Return sentences about differences that fitting introduced without a request, or removed."""
     wanted = {key for key, _, _ in list_differences(requested["A"], requested["B"])}
     differing = list_differences(fitted["A"], fitted["B"])
     if wanted and not differing:
-        return ["in nothing: fitted to this machine, both come to the same"]
+        return ["in nothing: fitted to this machine, both are the same"]
     return [
         f"{key}: {format_value(left)} and {format_value(right)}, as fitted to this machine"
         for key, left, right in differing

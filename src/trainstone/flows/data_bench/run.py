@@ -1,6 +1,6 @@
-"""Run `data bench`: time the loader with each number of threads, then what a device takes.
+"""`trainstone data bench`: time the data loader with each number of threads, then training on synthetic data.
 
-The device trains on synthetic data meanwhile.
+The second speed is the images/s that the device needs from the loader.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,11 +16,11 @@ from trainstone.data.splits import open_split
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import build_task
-from trainstone.engine.training_data import settle_classes
+from trainstone.engine.training_data import resolve_num_classes
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.loader_timing import LoaderTiming, split_stages, time_loader
 from trainstone.machine.cpus import Cores, available_cores
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.devices import list_devices, name_device
 from trainstone.results.findings import finding
@@ -28,20 +28,20 @@ from trainstone.results.loader_speed import rate_per_core
 from trainstone.results.progress import Progress
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.data_bench import DataBenchResult, Demand, ThreadPoint
-from trainstone.results.verdicts import write_data_verdict
+from trainstone.results.verdicts import format_data_verdict
 from trainstone.stats import throughput
 from trainstone.workloads.registry import WORKLOADS
 
-# Of data bench, where the recipe leaves the batch to the machine: the size hardly matters there.
+# Used if train.batch_size is auto; loader speed hardly depends on it.
 BATCH_SIZE = 32
-# What the device takes: for so long, and at least so many steps; the first do not count.
+# Training on synthetic data: least time and least number of steps; warm-up steps do not count.
 DEMAND_SECONDS, MIN_DEMAND_STEPS, DEMAND_WARM_UP_STEPS = 10.0, 5, 3
 
 
 def run_data_bench(
     life: Lifecycle, counts: list[int] | None, seconds: float, demand: Demand | None
 ) -> Generator[Progress, None, schema.Status]:
-    """Measure the loader, then the devices it would feed unless `demand` says what they take."""
+    """Measure the loader, then the images/s that the devices need, unless `demand` is given."""
     yield from life.join()
     config, run = life.config, life.run
     assert config.data.root is not None  # the path that was given
@@ -52,8 +52,8 @@ def run_data_bench(
 
     def open_with(threads: int, first_step: int) -> Loader:
         how = change_section(config, "loader", threads=threads)
-        holds = WORKLOADS[config.workload].holds
-        return Loader(opened.source, how, LoaderOptions(batch, first_step=first_step, holds=holds))
+        target_kind = WORKLOADS[config.workload].target_kind
+        return Loader(opened.source, how, LoaderOptions(batch, first_step=first_step, target_kind=target_kind))
 
     done: list[LoaderTiming] = []
     for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):
@@ -62,7 +62,7 @@ def run_data_bench(
     if demand is None:
         demand = yield from measure_demand(life)
     skipped = sum(turns.skipped for turns in done)
-    feeding = DataBenchResult(
+    data_bench = DataBenchResult(
         path=config.data.root,
         storage=opened.dataset.storage,
         split=opened.name,
@@ -81,22 +81,22 @@ def run_data_bench(
     )
     run.update(
         status="ok",
-        data_bench=feeding,
-        verdict=write_data_verdict(feeding, WORKLOADS[config.workload].title(config)),
-        findings=[finding("images-skipped", f"{skipped} damaged images were left out")] if skipped else [],
-        devices=[schema.Device(host=name_host(), name=feeding.cpu, label="cpu")],
+        data_bench=data_bench,
+        verdict=format_data_verdict(data_bench, WORKLOADS[config.workload].title(config)),
+        findings=[finding("images-skipped", f"damaged images skipped: {skipped}")] if skipped else [],
+        devices=[schema.Device(host=get_host_name(), name=data_bench.cpu, label="cpu")],
         phases=schema.Phases(program_seconds=life.seconds),
     )
     return "ok"
 
 
 def measure_demand(life: Lifecycle) -> Generator[Progress, None, Demand]:
-    """Train one device for some seconds; others of its kind are taken to be as fast."""
+    """Train on one device for some seconds; other devices of its kind are assumed to be as fast."""
     config = life.config
     changed = change_section(config, "data", source="synthetic")
     changed = change_section(changed, "measure", seconds=DEMAND_SECONDS, iterations=None)
     yield Progress("fitting the recipe to this machine")
-    fitted = fit_to_machine(settle_classes(changed, None), strict=False)
+    fitted = fit_to_machine(resolve_num_classes(changed, None), strict=False)
     task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
     images, spent, begin = 0, 0.0, timer.now()
     for record in train_steps(task, timer):
@@ -119,7 +119,7 @@ def measure_demand(life: Lifecycle) -> Generator[Progress, None, Demand]:
 
 
 def choose_threads(cores: Cores) -> list[int]:
-    """Return 1, 2, 4 ... up to the cores, these, and all hardware threads."""
+    """Return the powers of two up to all hardware threads, the usable cores and all hardware threads."""
     most = max(cores.logical, cores.threads)
     powers = [2**power for power in range(most.bit_length())]
     return sorted({count for count in (*powers, cores.threads, most) if count <= most})
@@ -128,10 +128,10 @@ def choose_threads(cores: Cores) -> list[int]:
 def measure_threads(
     open_loader: Callable[[int, int], Loader], counts: Sequence[int], seconds: float, done: list[LoaderTiming]
 ) -> Iterator[Progress]:
-    """Let each number of threads deliver, twice, for a share of the time; fills `done`.
+    """Time the loader twice with each number of threads; fills `done`.
 
-    `open_loader` makes a loader of so many threads that begins at a step: every turn has other images. Numbers
-    take turns, up and down again, so that a machine that grows slower hits all alike.
+    `open_loader(threads, first_step)` opens a loader, with other images each time. The numbers are measured up and then
+    down again, so that a machine that slows down affects all alike.
     """
     turns = {count: LoaderTiming(count) for count in counts}
     done += turns.values()
@@ -144,7 +144,7 @@ def measure_threads(
 
 def summarise_turns(turns: LoaderTiming, batch_size: int, cores: int) -> ThreadPoint:
     seconds = np.asarray(turns.batch_seconds)
-    rate = throughput.throughput_within(seconds, np.full(len(seconds), float(batch_size)))
+    rate = throughput.estimate_within_run(seconds, np.full(len(seconds), float(batch_size)))
     busy = turns.cpu_seconds / turns.wall_seconds if turns.cpu_seconds else None
     return ThreadPoint(
         threads=turns.threads,

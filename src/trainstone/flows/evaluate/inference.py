@@ -1,4 +1,4 @@
-"""`eval --bench`: how fast saved weights evaluate batches."""
+"""`trainstone eval --bench`: measure inference speed (forward passes on one device)."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.pipeline.feed import IGNORED
+from trainstone.data.pipeline.input_pipeline import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.engine.batches import prefetch_to_device, synthetic_batches
 from trainstone.engine.distributed.stop_agreement import StopAgreement
@@ -24,7 +24,7 @@ from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
 from trainstone.flows.evaluate.run import open_images
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder
-from trainstone.flows.prepare import provide_for_all
+from trainstone.flows.prepare import provide_data_on_all_ranks
 from trainstone.machine.ranks import SINGLE_RANK
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.devices import autocast
@@ -38,21 +38,21 @@ from trainstone.workloads.workload import Batch, choose_eval_batch
 def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, None, Status]:
     yield from life.join()
     config, run = life.config, life.run
-    yield from provide_for_all(config, life)
+    yield from provide_data_on_all_ranks(config, life)
     opened, batch = None, choose_eval_batch(config)
     if config.data.source != "synthetic":
         opened = open_images(config)
         if len(opened.source) < batch:
             raise ConfigError(
-                f"split {opened.name} has {len(opened.source)} images, fewer than the {batch} of a batch",
+                f"split {opened.name} has too few images for one batch: {len(opened.source)}; at least {batch} needed",
                 hint=f"--set eval.batch_size={len(opened.source)}",
             )
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
     config, device, findings = fit_engine(config)
-    # Both batch sizes are that of inference, so that all that reads a result sees it.
+    # Set both batch sizes to that of inference: readers of the result may look at either.
     config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
-    # What is timed here has neither phases nor an optimiser.
+    # A forward pass has no phases and no optimiser.
     config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
     fitted = Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
     run.write_config(config)
@@ -62,7 +62,7 @@ def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, N
     peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
-        agreement, timer = StopAgreement(life.world, life.signals, learns=False), choose_timer(device)
+        agreement, timer = StopAgreement(life.world, life.signals, has_loss=False), choose_timer(device)
         called = compile_model(model) if config.engine.compile else model
         with closing(repeat_batches(config, opened, device)) as batches:
             steps = infer_steps(
@@ -75,32 +75,32 @@ def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, N
     observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"
     conclude(life, fitted, recorder, observed, SideMeasurements(), title=title)
-    if run.result.phases:  # time of batches is time of evaluation, not of training
+    if run.result.phases:  # the time of batches is evaluation time, not training time
         timed = {"eval_seconds": run.result.phases.train_seconds, "train_seconds": None}
         run.update(phases=run.result.phases.model_copy(update=timed))
     return run.result.status
 
 
 def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:
-    """Yield full batches for ever: random ones, or real images, the same at each pass."""
+    """Yield full batches forever: random ones, or real images, the same in each pass."""
     if opened is None:
         yield from synthetic_batches(config, device)
         return
     while True:
         with closing(WORKLOADS[config.workload].open_validation(config, opened, device, SINGLE_RANK)) as loader:
             for batch in loader:
-                if batch[1][-1] != IGNORED:  # the last batch of a pass may be filled up with nothing
+                if batch[1][-1] != IGNORED:  # the last batch of a pass may contain padding
                     yield batch
 
 
 def infer_steps(
     model: nn.Module, config: Config, device: torch.device, batches: Iterable[Batch], timer: Timer, origin: float
 ) -> Iterator[StepRecord]:
-    """Judge batch after batch, yielding each when the device has finished it: `timer.lag` batches late.
+    """Run inference, yielding each batch as a step record when the device has finished it: `timer.lag` batches late.
 
-    There is no loss and no rate.
+    Records have no loss and no learning rate.
     """
-    score = WORKLOADS[config.workload].build_scores(config, device)
+    score = WORKLOADS[config.workload].build_forward(config, device)
     pending: deque[tuple[int, float, int, list[Any]]] = deque()
     batches = iter(batches)
     for step in itertools.count():

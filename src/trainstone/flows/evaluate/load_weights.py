@@ -25,7 +25,7 @@ from trainstone.flows.train.checkpoint import (
     find_latest,
     read_checkpoint,
 )
-from trainstone.models.weights import load_weights, read_weights, refuse_not_finite
+from trainstone.models.weights import check_finite, load_weights, read_weights
 from trainstone.workloads.registry import WORKLOADS
 
 
@@ -34,58 +34,58 @@ class SavedWeights:
     path: Path
     weights: dict[str, Tensor]
     config: dict[str, Any] | None = None
-    """Of a checkpoint, not checked yet; None: weights alone."""
+    """Configuration of a checkpoint, not checked yet; None: the file has only weights."""
     run_id: str | None = None
     step: int = 0
     epoch: float | None = None
     """None: not known."""
     averaged: bool = False
     recipe: str | None = None
-    """Its name, where the file says it beside weights alone."""
+    """Recipe name in the metadata of a file that has only weights."""
     warnings: tuple[str, ...] = ()
-    """Damaged checkpoints that were passed over."""
+    """Messages about damaged checkpoints that were skipped."""
 
     @property
     def origin(self) -> str:
-        """Where a sentence says they are from: step 1,250 of a run, or a file."""
+        """Return where the weights come from, for messages: "step 1,250 of RUN", or a file name."""
         return self.path.name if self.run_id is None else f"step {self.step:,} of {self.run_id}"
 
 
-def open_saved(path: Path) -> SavedWeights:
-    """Read a checkpoint, the best (else the latest) of a run folder, or weights of other tools."""
+def read_saved_weights(path: Path) -> SavedWeights:
+    """Read a checkpoint, the best (else the latest) checkpoint of a run folder, or a weights file of another tool."""
     if path.is_dir():
-        return describe_checkpoint(*find_checkpoint(path))
+        return build_saved_weights(*find_checkpoint(path))
     metadata: dict[str, str] = {}
-    # Only a safetensors file says something beside its tensors, whatever is wrong with other files.
+    # Only a safetensors file has metadata; errors of other files are reported below.
     with contextlib.suppress(SafetensorError, OSError, RuntimeError, TypeError, OverflowError, MemoryError):
-        if path.is_file():  # opening a pipe would wait for ever
+        if path.is_file():  # opening a pipe would block
             with safe_open(path, framework="np") as file:
                 metadata = dict(file.metadata() or {})
     if "trainstone" in metadata:
-        return describe_checkpoint(read_checkpoint(path))
+        return build_saved_weights(read_checkpoint(path))
     return SavedWeights(path, read_weights(path), recipe=metadata.get("recipe"))
 
 
 def find_checkpoint(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
-    """Return the best or else the latest of a folder, and a sentence for each damaged one that was passed over."""
+    """Return the best, else the latest checkpoint of a folder, and a message for each damaged one that was skipped."""
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     damaged = []
     if (folder / BEST).is_file():
         try:
             return read_checkpoint(folder / BEST), ()
         except ResultError as err:
-            damaged.append(f"{err.message}; passed over")
+            damaged.append(f"{err.message}; skipped")
     latest, warnings = find_latest(folder)
     if latest is None:
         raise DataError(
-            f"{path} holds no whole checkpoint{''.join(f'; {warning}' for warning in (*damaged, *warnings))}",
-            hint="give a checkpoint, a file of weights, or the folder of a run of trainstone train",
+            f"{path} has no intact checkpoint{''.join(f'; {warning}' for warning in (*damaged, *warnings))}",
+            hint="give a checkpoint, a weights file, or the run folder of a `trainstone train`",
         )
     return latest, (*damaged, *warnings)
 
 
 class Origin(BaseModel):
-    """What a checkpoint says of its training, beside its tensors."""
+    """Values in a checkpoint's document that identify its training run."""
 
     step: Annotated[int, Field(ge=0)]
     run_id: str
@@ -93,12 +93,12 @@ class Origin(BaseModel):
     epoch: float | None = None
 
 
-def describe_checkpoint(checkpoint: Checkpoint, warnings: tuple[str, ...] = ()) -> SavedWeights:
+def build_saved_weights(checkpoint: Checkpoint, warnings: tuple[str, ...] = ()) -> SavedWeights:
     try:
         origin = Origin.model_validate(checkpoint.document)
     except (ValidationError, RecursionError) as err:
         raise ResultError(
-            f"{checkpoint.path} does not say where it comes from: invalid step, run_id or config"
+            f"{checkpoint.path} has invalid metadata: step, run_id or config is missing or wrong"
         ) from err
     own, average = (
         {name.removeprefix(part): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(part)}
@@ -110,27 +110,27 @@ def describe_checkpoint(checkpoint: Checkpoint, warnings: tuple[str, ...] = ()) 
 def resolve_config(
     saved: SavedWeights, recipe: str | None, settings: Sequence[str], flags: Mapping[str, Any]
 ) -> Config:
-    """Return the configuration of a checkpoint, or the recipe that says which network weights are of; changed."""
+    """Return the configuration of a checkpoint, or of the recipe for a weights file, with `settings` and `flags`."""
     if saved.config is None:
         if recipe is None:
             known = f"--recipe {saved.recipe}" if saved.recipe else "--recipe NAME"
             raise ConfigError(
-                f"{saved.path} holds weights alone: it does not say which network they are of",
-                hint=f"{known} says it, --set model.depth=N and others change it; `trainstone recipes` lists them",
+                f"{saved.path} has only weights: it does not name their network",
+                hint=f"add {known} (`trainstone recipes` lists them), and --set model.depth=N if the depth differs",
             )
         config = load_config(recipe, settings=settings, flags=flags)
         if config.model.num_classes != "auto":
             return config
         workload = WORKLOADS[config.workload]
-        # As many as the last layer has; where the weights do not say it, putting them in will say what does not fit.
+        # As many as the last layer has; if that is not known, loading the weights reports what does not fit.
         number = max(workload.count_classes(saved.weights) or 0, workload.min_classes)
         return change_section(config, "model", num_classes=number)
     if recipe is not None:
         raise ConfigError(
-            f"{saved.path} is a checkpoint of trainstone and has its recipe: --recipe {recipe} is one too many",
-            hint="change keys of it with --set",
+            f"--recipe {recipe} cannot be combined with {saved.path}: a trainstone checkpoint contains its recipe",
+            hint="leave --recipe out; change single keys with --set KEY=VALUE",
         )
-    # What was chosen for the machine that trained is left out.
+    # Drop what was chosen for the machine that trained.
     values = {**saved.config, "device": "auto", "nodes": 1, "devices_per_node": 1}
     values.pop("system", None)
     for name in ("engine", "loader"):
@@ -139,21 +139,21 @@ def resolve_config(
     try:
         return change_config(values, str(saved.path), settings=settings, flags=flags)
     except RecursionError as err:
-        raise ConfigError(f"{saved.path}: its configuration is nested too deep") from err
+        raise ConfigError(f"{saved.path}: the configuration is nested too deeply") from err
 
 
 def check_weights(config: Config, saved: SavedWeights) -> None:
-    """Refuse weights that are not of the configured network, or no numbers; nothing is built for it.
+    """Raise if weights do not fit the configured network or are not finite; no memory is allocated for the network.
 
-    So a file whose configuration asks for a far larger network than it holds does not get the memory.
+    So a file whose configuration claims a far larger network than it contains cannot exhaust memory.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         load_weights(WORKLOADS[config.workload].build_model(config), saved.weights, str(saved.path))
-    refuse_not_finite(saved.weights, str(saved.path))
+    check_finite(saved.weights, str(saved.path))
 
 
 def load_network(config: Config, device: torch.device, saved: SavedWeights) -> nn.Module:
-    """Build the network, give it the weights and make it ready to judge."""
+    """Build the network, load the weights and switch it to evaluation mode."""
     model = build_network(config, device)
     load_weights(model, saved.weights, str(saved.path))
     return model.eval()

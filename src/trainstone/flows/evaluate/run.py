@@ -1,9 +1,6 @@
-"""What `eval` does with saved weights: data, fit, weights, judge, write. Nothing is learned.
+"""`trainstone eval`: evaluate saved weights on all validation images; export them for other tools.
 
-run_eval judges all validation images, the same on every rank, and times nothing but the whole. run_inference
-(`eval --bench`) times forward passes on one device like steps of training; a step is a batch of eval.batch_size
-images: wait for it, normalise, forward. No labels are looked at. predict says what the weights see in single
-images, which are read, decoded and cut as evaluation does it; export_weights writes a plain file for other tools.
+Speed measurement is in inference.py, predictions for single images are in predict.py.
 """
 
 import json
@@ -25,9 +22,9 @@ from trainstone.errors import ConfigError, DataError
 from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
 from trainstone.flows.evaluate.predict import find_classes
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.prepare import agree_on, provide_for_all
+from trainstone.flows.prepare import provide_data_on_all_ranks, use_values_of_rank_0
 from trainstone.flows.speed_summary import gather_devices
-from trainstone.machine.launch_protocol import name_host
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.machine.signals import OTHER_RANK
 from trainstone.measure.devices import name_device
 from trainstone.models.weights import write_weights
@@ -36,27 +33,27 @@ from trainstone.results.progress import Progress
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.quality import Evaluation, Quality
 from trainstone.results.schema.run import Status
-from trainstone.results.verdicts import write_eval_verdict
+from trainstone.results.verdicts import format_eval_verdict
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import EvalScores, choose_eval_batch
 
 log = logging.getLogger(__name__)
 
-DATA_HINT = "give --data DIR: images of the classes that these weights know"
+DATA_HINT = "give --data DIR with images of the classes that these weights were trained on"
 
 
 def run_eval(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, None, Status]:
     """Evaluate saved weights; every rank runs this, rank 0 writes the result."""
     yield from life.join()
     config, run, world = life.config, life.run, life.world
-    yield from provide_for_all(config, life)
+    yield from provide_data_on_all_ranks(config, life)
     yield Progress("opening the data set")
     opened = open_images(config)
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
     config, device, findings = fit_engine(config, world=life.rank)
-    config = agree_on(config, world, "precision")
+    config = use_values_of_rank_0(config, world, "precision")
     run.write_config(config)
     findings += [finding("checkpoint-damaged", warning) for warning in saved.warnings]
     run.update(findings=findings)
@@ -83,9 +80,9 @@ def conclude_eval(
     eval_seconds: float,
     parameters: int,
 ) -> None:
-    """Write the final result. All ranks must come here: each describes its device."""
+    """Write the final result. All ranks must call this: each describes its device."""
     run, world, program_seconds = life.run, life.world, life.seconds
-    own = schema.Device(host=name_host(), name=name_device(world.device), label=str(world.device))
+    own = schema.Device(host=get_host_name(), name=name_device(world.device), label=str(world.device))
     devices = gather_devices(world, own)
     evaluation = Evaluation(
         epoch=saved.epoch or 0.0,
@@ -111,30 +108,30 @@ def conclude_eval(
         phases=schema.Phases(eval_seconds=eval_seconds, program_seconds=program_seconds),
         devices=devices,
         findings=[*run.result.findings, *describe_skipped(opened, evaluated.images, config)],
-        verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
+        verdict=format_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
     )
 
 
 def open_images(config: Config) -> OpenSplit:
-    """Open the images to judge by; errors tell what to do where the network cannot change."""
+    """Open the validation images; errors have hints that fit a network that cannot change."""
     try:
         opened = open_data(config, "val")
     except DataError as err:
         other_network = err.hint is None or err.hint.startswith("--set model.num_classes")
         raise DataError(err.message, hint=DATA_HINT if other_network else err.hint) from err
     if opened is None:
-        raise ConfigError(f"recipe {config.name} has no images to judge by: its data is synthetic", hint=DATA_HINT)
+        raise ConfigError(f"recipe {config.name} has no images to evaluate: data.source is synthetic", hint=DATA_HINT)
     return opened
 
 
 def describe_skipped(opened: OpenSplit, evaluated: int, config: Config) -> list[schema.Finding]:
-    """Findings where not all images were judged: damaged ones, or the rest that fills no batch."""
+    """Return findings about images that were not evaluated: damaged ones, or an incomplete last batch."""
     batch, images = choose_eval_batch(config), len(opened.source)
     rest = images % batch if config.eval.drop_rest else 0
     found = []
     if rest:
-        message = f"{format_count(rest, 'image')} not evaluated: they fill no batch of {batch} (eval.drop_rest)"
-        found.append(finding("images-skipped", message, hint="--set eval.drop_rest=false judges all"))
+        message = f"{format_count(rest, 'image')} not evaluated: incomplete batch of {batch} (eval.drop_rest)"
+        found.append(finding("images-skipped", message, hint="to evaluate all: --set eval.drop_rest=false"))
     if damaged := images - rest - evaluated:
         message = f"{format_count(damaged, 'damaged image')} not evaluated; log.txt names them"
         found.append(finding("images-skipped", message))
@@ -142,9 +139,9 @@ def describe_skipped(opened: OpenSplit, evaluated: int, config: Config) -> list[
 
 
 def export_weights(config: Config, saved: SavedWeights, target: Path) -> dict[str, Any]:
-    """Write the weights that evaluation judges as plain safetensors, under the names that the network gives them."""
+    """Write the weights that evaluation uses to a plain safetensors file, under the network's own parameter names."""
     if target.exists():
-        raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")
+        raise ConfigError(f"{target} exists and is not overwritten", hint="choose another name, or remove it first")
     model = load_network(config, torch.device("cpu"), saved)
     metadata = {"recipe": config.name, "step": str(saved.step)}
     if saved.run_id is not None:

@@ -1,6 +1,6 @@
-"""Runs bench under NVIDIA's ncu, which counts what each kernel of some steps did: how busy the cores were.
+"""Run a bench under NVIDIA's ncu (Nsight Compute) to measure how busy the GPU cores are in some steps.
 
-Finds ncu, sees whether it may count, asks it which metrics this GPU has, and explains what went wrong.
+Finds ncu, checks its permission, lists the metrics that this GPU has, and explains ncu's errors.
 """
 
 import os
@@ -18,7 +18,7 @@ from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
 from trainstone.machine.cpus import read_text
 from trainstone.machine.launch_protocol import FOLDER, RUN, read_failures
 from trainstone.machine.signals import StopSignals
-from trainstone.machine.supervisor import Ended, send_once, supervise
+from trainstone.machine.supervisor import ProcessExit, send_once, supervise
 from trainstone.results.findings import finding
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import name_run
@@ -30,25 +30,25 @@ TABLE_NAME = "trace/ncu.csv"
 LABEL = "profiling under ncu"
 STOP_GRACE_SECONDS = 20.0
 QUERY_SECONDS = 60.0
-# Where NVIDIA's installers put it when they leave PATH alone; the last in order is the newest.
+# Where NVIDIA's installers put ncu without changing PATH; the last in order is the newest.
 USUAL_PLACES = ("usr/local/cuda*/bin/ncu", "usr/local/NVIDIA-Nsight-Compute*/ncu", "opt/nvidia/nsight-compute/*/ncu")
-# Linux capabilities, by bit, that let a process count: CAP_SYS_ADMIN, CAP_PERFMON.
+# Linux capabilities, by bit, that allow reading the counters: CAP_SYS_ADMIN, CAP_PERFMON.
 COUNTING_CAPABILITIES = (21, 38)
 
 
 def add_cores(life: Lifecycle) -> Iterator[Progress | str]:
-    """Run a profile's configuration once more under ncu and take what it counts into the profile's result.
+    """Run a profile's configuration again under ncu and add the counts to the profile's result.
 
-    The profile is good without it: a failure becomes a finding.
+    The profile is valid without them: a failure becomes a finding.
     """
     run = life.run
     timeline = run.result.timeline
-    assert timeline is not None  # it was profiled
+    assert timeline is not None  # run_profile has written it
     try:
         use = yield from run_under_ncu(run.path, timeline.steps[0].step, len(timeline.steps), life.signals)
     except TrainstoneError as err:
-        lacking = finding("not-measured", f"core utilisation: {err.message}", hint=err.hint, severity="warning")
-        run.update(findings=[*run.result.findings, lacking])
+        missing = finding("not-measured", f"core utilisation: {err.message}", hint=err.hint, severity="warning")
+        run.update(findings=[*run.result.findings, missing])
         return
     run.update(timeline=timeline.model_copy(update={"cores": use}))
 
@@ -56,20 +56,20 @@ def add_cores(life: Lifecycle) -> Iterator[Progress | str]:
 def run_under_ncu(
     path: Path, start: int, iterations: int, signals: StopSignals
 ) -> Generator[Progress | str, None, CoreUse]:
-    """Bench the configuration of a run folder with some steps under ncu, as a run in its `points`; return its counts.
+    """Bench the configuration of a run folder with some steps under ncu, as a run in its `points`; return the counts.
 
-    That run's speed means nothing: each kernel is executed several times.
+    The speed of that run is meaningless: ncu executes each kernel several times.
     """
     tool = find_ncu()
     check_permission()
-    yield Progress("asking ncu which metrics this GPU has")
+    yield Progress("listing the ncu metrics of this GPU")
     metrics = choose_metrics(tool)
     csv_file = path / TABLE_NAME
     csv_file.parent.mkdir(parents=True, exist_ok=True)
-    csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
+    csv_file.unlink(missing_ok=True)  # an old file must not be read as this run's
     yield Progress(LABEL)
     folder = (path / "points" / name_run("ncu")).absolute()
-    # It counts only between cudaProfilerStart and cudaProfilerStop.
+    # ncu counts only between cudaProfilerStart and cudaProfilerStop.
     command = [tool, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
     command += ["--metrics", ",".join(metrics), "--log-file", str(csv_file)]
     command += [*TRAINSTONE, "bench", str(path / "config.toml")]
@@ -93,8 +93,8 @@ def run_under_ncu(
     if not csv_file.exists() or "No kernels were profiled" in printed:
         first = "".join(f": {line}" for line in complaints[:1])
         raise MachineError(
-            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{first}",
-            hint=f"is the run on a CUDA device? The bench's own findings: trainstone report {path / 'points'}",
+            f"ncu recorded no kernel in steps {start} to {start + iterations - 1}{first}",
+            hint=f"check that the run is on a CUDA device: trainstone report {path / 'points'}",
         )
     return aggregate_cores(read_ncu(csv_file, WANTED)).model_copy(update={"file": TABLE_NAME})
 
@@ -107,18 +107,18 @@ def find_ncu(root: Path = Path("/")) -> str:
             return str(paths[-1])
     places = ", ".join(f"/{place}" for place in USUAL_PLACES)
     raise MachineError(
-        f"no ncu on PATH, nor at {places}",
-        hint="it comes with the CUDA toolkit, or alone as package nsight-compute (developer.nvidia.com/nsight-compute)",
+        f"ncu not found on PATH or at {places}",
+        hint="install the CUDA toolkit, or package nsight-compute (developer.nvidia.com/nsight-compute)",
     )
 
 
 def check_permission(root: Path = Path("/")) -> None:
-    """Refuse where the driver lets only administrators count, before minutes are spent; unknown is no refusal."""
+    """Raise if the driver lets only administrators read counters, before minutes are spent; pass if it is unknown."""
     params = read_text(root / "proc/driver/nvidia/params") or ""
     if not re.search(r"^RmProfilingAdminOnly:\s*1\s*$", params, re.MULTILINE):
         return
-    held = re.search(r"^CapEff:\s*([0-9a-f]{1,16})\s*$", read_text(root / "proc/self/status") or "", re.MULTILINE)
-    if held and not any(int(held[1], 16) >> bit & 1 for bit in COUNTING_CAPABILITIES):
+    effective = re.search(r"^CapEff:\s*([0-9a-f]{1,16})\s*$", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    if effective and not any(int(effective[1], 16) >> bit & 1 for bit in COUNTING_CAPABILITIES):
         raise MachineError(
             "this driver lets only administrators read performance counters (RmProfilingAdminOnly: 1)",
             hint=PERMISSION_HINT,
@@ -126,9 +126,9 @@ def check_permission(root: Path = Path("/")) -> None:
 
 
 def choose_metrics(ncu: str) -> list[str]:
-    """Choose for the cycles and each pipe the best name that this GPU has: ncu stops at one that it does not know.
+    """Choose metric names that this GPU has, for the cycles and each pipe: ncu stops at an unknown name.
 
-    Where ncu lists none the originals are taken: they are right on what was sold from 2017 to 2020.
+    If ncu lists none, use the names of GPUs from 2017 to 2020.
     """
     command, listing = [ncu, "--query-metrics"], ""
     try:
@@ -137,9 +137,9 @@ def choose_metrics(ncu: str) -> list[str]:
         )
         listing = done.stdout if done.returncode == 0 else ""
     except OSError as err:
-        raise MachineError(f"cannot run {ncu}: {err.strerror}", hint="give the path of ncu") from err
+        raise MachineError(f"cannot run {ncu}: {err.strerror}", hint="put an ncu that works first on PATH") from err
     except subprocess.TimeoutExpired:
-        pass  # as where it fails
+        pass  # same as a failed query: no listing
     known = {line.split()[0] for line in listing.splitlines() if line.split()}
     accepted = [CYCLE_METRICS, *(tuple(f"{name}{PERCENT}" for name in names) for names in PIPE_METRICS.values())]
     chosen = [next((name for name in names if name.split(".")[0] in known), None) for names in accepted]
@@ -148,16 +148,16 @@ def choose_metrics(ncu: str) -> list[str]:
     return [name for name in chosen if name is not None]
 
 
-def explain_ncu(ended: Ended, folder: Path, printed: str, complaints: list[str]) -> TrainstoneError:
+def explain_ncu(ended: ProcessExit, folder: Path, printed: str, complaints: list[str]) -> TrainstoneError:
     if "ERR_NVGPUCTRPERM" in printed:
-        return MachineError("ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
+        return MachineError("no permission to read GPU performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
     complaints = [line for line in complaints if "application returned an error code" not in line]
     if ended.code < 0 or not complaints or read_failures(folder):
         error = explain_end(folder, ended.code, ended.output)
         return type(error)(f"{LABEL}: {error.message}", hint=error.hint)
     hint = None
     if "Failed to find metric" in printed:
-        hint = "this ncu does not know the metric: take the ncu of the CUDA toolkit that fits the driver"
+        hint = "this ncu does not know the metric: use the ncu of the CUDA toolkit that matches the driver"
     elif "driver resource was unavailable" in printed:
-        hint = "only one tool can count at a time: dcgmi profile --pause, then try again"
+        hint = "another tool uses the counters; if it is DCGM, run `dcgmi profile --pause` and try again"
     return MachineError(f"ncu: {complaints[0]}", hint=hint)

@@ -17,8 +17,8 @@ from trainstone.results.schema.run import Result
 from trainstone.results.schema.sweep import BATCH, Sweep
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of the TBD suite's measure_throughput.sh
-# What the first child settles for all others, so that they differ in nothing but what is swept or their seed.
-SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
+# Keys that the first child resolves for all others, so that only the swept keys and the seed differ.
+RESOLVED_KEYS = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
 LARGEST_BATCH = 10**9
 LONGEST_QUOTE = 40
 
@@ -29,12 +29,12 @@ class PlannedPoint:
     value: Any
     curve: Any
     label: str
-    name: str  # of its files
+    name: str  # stem of its file names
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All points, in the order they are run in, and what they have in common."""
+    """All points in running order, and what they have in common."""
 
     config: Config
     sweep: Sweep
@@ -45,7 +45,7 @@ class SweepPlan:
         return [label for _, _, label in list_grid(self.sweep)]
 
 
-def make_plan(
+def plan_from_flags(
     config: Config,
     batch_sizes: str | None,
     over: str | None,
@@ -54,7 +54,7 @@ def make_plan(
     cores: bool = False,
     strict: bool = False,
 ) -> SweepPlan:
-    """Turn the flags into points; each one's configuration is checked before anything runs."""
+    """Turn the flags into points; check the configuration of each before anything runs."""
     sizes: list[Any] = list(BATCH_SIZES)
     if batch_sizes is not None:
         try:
@@ -62,7 +62,7 @@ def make_plan(
         except ValueError:  # also thousands of digits
             sizes = [0]
         if not all(0 < size < LARGEST_BATCH for size in sizes):
-            quoted = f"--batch-sizes {batch_sizes[:LONGEST_QUOTE]}"
+            quoted = f"invalid --batch-sizes {batch_sizes[:LONGEST_QUOTE]}"
             message = f"{quoted}: expected whole numbers above 0 and below {LARGEST_BATCH:,}"
             raise ConfigError(message, hint="for example --batch-sizes 1,2,4,8")
     swept: dict[str, Any] = {"key": BATCH, "values": sizes}
@@ -71,17 +71,17 @@ def make_plan(
         if batch_sizes is None:
             swept = {"key": key, "values": values}
         elif key == BATCH:
-            message = "--batch-sizes and --over train.batch_size are the same key twice"
+            message = "--batch-sizes and --over train.batch_size set the same key"
             raise ConfigError(message, hint="give one of them")
         else:
             swept |= {"curve_key": key, "curves": values}
     requested = Sweep(**swept, seed=config.seed, profile=profile or cores, cores=cores, strict=strict)
-    plan = lay_out(config, requested)
+    plan = build_plan(config, requested)
     seen: dict[str, str] = {}
     for point in plan.points:
-        text = configure(plan.config, requested, point).model_dump_json()
+        text = configure_point(plan.config, requested, point).model_dump_json()
         if text in seen:
-            raise ConfigError(f"{seen[text]} and {point.label} are the same point", hint="name each value once")
+            raise ConfigError(f"{seen[text]} and {point.label} are the same point", hint="give each value once")
         seen[text] = point.label
     return plan
 
@@ -92,16 +92,16 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
     key = key.strip()
     if not equals or not key or not rest.strip():
         raise ConfigError(
-            f"--over {text[:LONGEST_QUOTE]}: it is not KEY=VALUE,VALUE",
+            f"invalid --over {text[:LONGEST_QUOTE]}: expected KEY=VALUE,VALUE",
             hint="for example --over train.precision=fp32,bf16",
         )
     known = [row[0] for row in list_keys()]
     if key not in known:
         inside = ", ".join(name for name in known if name.startswith(f"{key}."))
-        message = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
+        message = f"this is a section; choose one of its keys ({inside})" if inside else "unknown key"
         raise ConfigError(
-            f"--over {key}: {message}{'' if inside else did_you_mean(key, known)}",
-            hint="`trainstone recipes NAME` lists the keys of a recipe",
+            f"invalid --over {key}: {message}{'' if inside else did_you_mean(key, known)}",
+            hint="`trainstone recipes resnet50` lists all keys",
         )
     try:
         values: list[Any] = parse_setting(f"{key}=[{rest}]")[1]
@@ -111,30 +111,31 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
 
 
 def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
-    """Return value, curve and label of all points, by curve and value, in the order they were given."""
+    """Return value, curve and label of all points: curve by curve, values in the order they were given."""
     grid = [(value, curve) for curve in (sweep.curves if sweep.curve_key else [None]) for value in sweep.values]
     return [(value, curve, label_point(sweep.key, value, sweep.curve_key, curve)) for value, curve in grid]
 
 
-def lay_out(config: Config, sweep: Sweep) -> SweepPlan:
-    """Shuffle the points, always in the same way for the same seed."""
+def build_plan(config: Config, sweep: Sweep) -> SweepPlan:
+    """Build the plan with its points in shuffled order, the same for the same seed."""
     grid = list_grid(sweep)
     order = list(range(len(grid)))
     random.Random(sweep.seed).shuffle(order)
-    names = name_all([label for _, _, label in grid])
+    names = name_files([label for _, _, label in grid])
     points = [PlannedPoint(number, *grid[place], name=names[place]) for number, place in enumerate(order, start=1)]
     return SweepPlan(config, sweep, tuple(points))
 
 
-def name_all(labels: Sequence[str]) -> list[str]:
-    """Return a file name for each label; one that is taken, in capitals or not, gets the number of its point."""
+def name_files(labels: Sequence[str]) -> list[str]:
+    """Return a unique file name for each label; a duplicate (ignoring case) gets the number of its point appended."""
     names: list[str] = []
     for place, name in enumerate(map(name_file, labels)):
         names.append(f"{name}-{place}" if name.lower() in map(str.lower, names) else name)
     return names
 
 
-def configure(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
+def configure_point(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
+    """Return the configuration of one point."""
     changes = {sweep.key: point.value}
     if sweep.curve_key is not None:
         changes[sweep.curve_key] = point.curve
@@ -142,18 +143,18 @@ def configure(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
     return change_config(config.model_dump(mode="json", exclude_none=True), flag, flags=changes)
 
 
-def settle(config: Config, sweep: Sweep, resolved: Config) -> Config:
-    """Take over what a point found for each auto; not from one device to others."""
+def apply_resolved(config: Config, sweep: Sweep, resolved: Config) -> Config:
+    """Replace auto by the values that the first point resolved, unless the sweep is over devices."""
     swept = {sweep.key, sweep.curve_key}
     if "device" in swept:
         return config
     found, given = (dict(flatten(one.model_dump(mode="json", exclude_none=True))) for one in (resolved, config))
-    values = {key: found[key] for key in SETTLED if key not in swept and given.get(key) == "auto"}
+    values = {key: found[key] for key in RESOLVED_KEYS if key not in swept and given.get(key) == "auto"}
     return change_config(config.model_dump(mode="json", exclude_none=True), "the first point", flags=values)
 
 
 def resume_plan(path: Path, result: Result) -> SweepPlan:
-    """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
+    """Return the plan of a sweep to resume; raise ResultError if host or software versions differ."""
     if result.sweep is None:
         raise ResultError(f"{path} ended before its points were written", hint=f"start again: {result.command}")
     here = {"host": socket.gethostname(), **read_software()}
@@ -164,23 +165,26 @@ def resume_plan(path: Path, result: Result) -> SweepPlan:
         if then.get(name) not in (None, here.get(name))
     ]
     if differing:
-        raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")
-    return lay_out(check_settled(path), result.sweep)
+        raise ResultError(
+            f"cannot resume {path}: {'; '.join(differing)}; its points would not be comparable",
+            hint=f"start again: {result.command}",
+        )
+    return build_plan(check_shared_config(path), result.sweep)
 
 
-def check_settled(path: Path) -> Config:
-    """Return the configuration that child runs share; refuse one that was changed: they would not be comparable."""
+def check_shared_config(path: Path) -> Config:
+    """Return the configuration that child runs share; raise if it was changed: they would not be comparable."""
     result, file = read_result(path), path / "config.toml"
     config = load_config(str(file))
     now, then = (dict(flatten(values)) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
-    # A kill while the first point was settling them: the file is written first
-    settling = set() if result.machine else {key for key in SETTLED if then.get(key) == "auto"}
-    changed = [key for key in changed if key not in settling]
+    # config.toml is written before the result: a kill between the two leaves resolved values in the file only
+    resolving = set() if result.machine else {key for key in RESOLVED_KEYS if then.get(key) == "auto"}
+    changed = [key for key in changed if key not in resolving]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)}, is {now.get(key)}" for key in changed[:3])
         raise ResultError(
-            f"{file} is not what the points of this {result.kind} were run with: {shown}",
+            f"{file} was changed since this {result.kind} was started: {shown}",
             hint=f"restore it, or start again: {result.command}",
         )
     return config

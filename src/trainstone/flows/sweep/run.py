@@ -1,7 +1,7 @@
-"""A sweep: lists from flags become points, each a checked configuration and a child process, in shuffled order.
+"""`trainstone sweep`: run each planned point in a child process and collect the results as rows.
 
-A point's row is written as soon as it is known. Out of memory is a result. A sweep that is stopped or killed at any
-moment can be resumed.
+A point's row is written as soon as the point has ended. Out of memory is a result. A sweep that is stopped or killed at
+any moment can be resumed.
 """
 
 import logging
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from trainstone.config.load import (
+    format_toml,
     load_config,
-    write_toml,
 )
-from trainstone.errors import LaunchError, ResultError, RunError, error_of_child
+from trainstone.errors import LaunchError, ResultError, RunError, build_child_error
 from trainstone.files import write_atomically
 from trainstone.flows.child_runs import ChildEnd, ChildRun, child_command, run_children
 from trainstone.flows.lifecycle import Lifecycle
-from trainstone.flows.sweep.plan import PlannedPoint, SweepPlan, configure, settle
-from trainstone.formats.timehistory import Intervals, choose_every
-from trainstone.machine.cpus import count_kills, may_be_memory
+from trainstone.flows.sweep.plan import PlannedPoint, SweepPlan, apply_resolved, configure_point
+from trainstone.formats.timehistory import Intervals, choose_log_steps
+from trainstone.machine.cpus import count_oom_kills, may_be_out_of_memory
 from trainstone.machine.facts import read_software
-from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, strip_devices
+from trainstone.results.combine import collect_measured, collect_profiled, combine_sweep, strip_devices
 from trainstone.results.knee import TAKES_MEMORY, has_order, label_row
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import name_run, read_if_there, read_result
@@ -33,12 +33,12 @@ from trainstone.results.steps import read_records
 
 log = logging.getLogger(__name__)
 
-OF_THE_SWEEP = (2, 3, 4)  # exit codes (configuration, data, machine) that other points may end with, too
+COMMON_EXIT_CODES = (2, 3, 4)  # configuration, data, machine: errors that all points are likely to have
 
 
 def run_sweep(life: Lifecycle, plan: SweepPlan) -> Generator[Progress | str, None, Status]:
-    """Run what is left of a plan; the run folder has the rows of an earlier start where there was one."""
-    life.run.begin()
+    """Run the points of a plan that have no row yet; a resumed run folder has the rows of earlier starts."""
+    life.run.commit()
     if life.run.result.sweep is None:
         life.run.update(sweep=plan.sweep, software=read_software())
     work = SweepProgress(plan, life)
@@ -46,31 +46,31 @@ def run_sweep(life: Lifecycle, plan: SweepPlan) -> Generator[Progress | str, Non
     if any(row.status == "ok" for row in work.rows.values()):
         work.write(status="ok")
         return "ok"
-    work.write()  # without a single number the sweep has failed as its first point did
+    work.write()  # no point succeeded: the sweep fails with the error of its first point
     first = min(work.rows.values(), key=lambda row: (row.status == "not_tried", row.order))
-    message = f"no point has a number; {label_row(work.sweep, first)}: {first.note}"
+    message = f"no point was measured; {label_row(work.sweep, first)}: {first.note}"
     hint = f"see {life.run.path / 'points'}"
     if first.status == "out_of_memory":
-        hint = "give smaller ones: --batch-sizes 1,2,4"
-    raise error_of_child(first.exit_code or LaunchError.exit_code, message, hint)
+        hint = "use smaller batches: --batch-sizes 1,2,4"
+    raise build_child_error(first.exit_code or LaunchError.exit_code, message, hint)
 
 
 class SweepProgress:
-    """A sweep in progress: its folder, and a row for each point that is done, by label."""
+    """A sweep in progress: its run folder, and a row for each finished point, by label."""
 
     def __init__(self, plan: SweepPlan, life: Lifecycle) -> None:
         self.plan, self.sweep, self.life, self.run = plan, plan.sweep, life, life.run
         self.config = plan.config
         self.rows = keep_rows(self.run.path, self.run.result.sweep or plan.sweep)
-        # Of the child run in progress: a point's bench or its profile, and the kernel's count before it.
-        self.verb, self.point, self.kills = "", plan.points[0], count_kills()
+        # The child run in progress: bench or profile, its point, and the kernel's count of OOM kills before it.
+        self.verb, self.point, self.kills = "", plan.points[0], count_oom_kills()
         done = next((row for row in self.rows.values() if row.status == "ok"), None)
-        if done:  # a run that is reopened has no devices
+        if done:  # a resumed run has no devices yet
             self.run.update(devices=strip_devices(read_result(self.run.path / done.run).devices))
         self.write()
 
     def list_children(self) -> Iterator[ChildRun]:
-        """Yield the runs that are still to be made, as they are due after the ones before."""
+        """Yield the child runs that are still due; later ones depend on how earlier ones ended."""
         total = len(self.plan.points)
         for point in self.plan.points:
             if "bench" in list_due(self.plan, self.rows, point):
@@ -82,8 +82,8 @@ class SweepProgress:
     def plan_child(self, verb: str, point: PlannedPoint, place: str) -> ChildRun:
         file, points = self.run.path / "launch" / f"{point.name}.toml", self.run.path / "points"
         file.parent.mkdir(exist_ok=True)
-        write_atomically(file, write_toml(configure(self.config, self.sweep, point)))
-        self.verb, self.point, self.kills = verb, point, count_kills()
+        write_atomically(file, format_toml(configure_point(self.config, self.sweep, point)))
+        self.verb, self.point, self.kills = verb, point, count_oom_kills()
         command = make_command(verb, file, points, self.plan)
         return ChildRun(f"{place}: {point.label}", command, points / name_run(self.config.name))
 
@@ -92,13 +92,13 @@ class SweepProgress:
         point = self.point
         if self.verb == "profile":
             row = self.rows[point.label].model_copy(update={"profile_run": folder})
-            self.rows[point.label] = self.take_profile(row, ended, child.folder)
+            self.rows[point.label] = self.record_profile(row, ended, child.folder)
         else:
             row = SweepRow(value=point.value, curve=point.curve, order=point.order, status="failed", run=folder)
-            self.rows[point.label] = self.take_bench(row, ended, child.folder)
+            self.rows[point.label] = self.record_bench(row, ended, child.folder)
             memory = self.rows[point.label].status == "out_of_memory" and self.sweep.key in TAKES_MEMORY
             for other in self.plan.points if memory and has_order(self.sweep) else ():
-                # What is larger would be out of memory, too.
+                # Larger values would run out of memory, too.
                 if other.label not in self.rows and other.curve == point.curve and other.value > point.value:
                     note = f"{point.label} was out of memory"
                     self.rows[other.label] = SweepRow(
@@ -106,51 +106,51 @@ class SweepProgress:
                     )
         self.write()
 
-    def take_bench(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
-        """Return the row with the point's number, or why it has none."""
+    def record_bench(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
+        """Return the row with the point's measurements, or with the reason why there are none."""
         if ended.error:
             return self.classify_failure(row, ended, folder)
         child = read_result(folder)
-        if not self.run.result.machine:  # of the first run: what it found for each auto, and the machine
-            self.config = settle(self.config, self.sweep, load_config(str(folder / "config.toml")))
+        if not self.run.result.machine:  # the first point resolves auto for all, and describes the machine
+            self.config = apply_resolved(self.config, self.sweep, load_config(str(folder / "config.toml")))
             self.run.write_config(self.config)
             self.run.write_machine(child.machine, child.software)
             self.run.update(devices=strip_devices(child.devices))
         write_timehistory(folder, self.run.path / "original/throughput_data" / f"{self.point.name}.log")
         status = "ok" if child.throughput else "failed"
-        note = "" if child.throughput else f"no number: its status is {child.status}"
-        return row.model_copy(update={"status": status, "note": note, **describe_measured(child)})
+        note = "" if child.throughput else f"not measured: status {child.status}"
+        return row.model_copy(update={"status": status, "note": note, **collect_measured(child)})
 
     def classify_failure(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
-        """Distinguish out of memory, which ends a curve, from a failure of this point, and from one that all have."""
+        """Return the row of a failed point; raise if all points so far have failed with the same error."""
         assert ended.error is not None
         message = ended.error.message
-        if ended.code == -signal.SIGKILL:  # where the kernel killed it, its counters say why
-            out_of_memory = may_be_memory(self.kills, count_kills())
+        if ended.code == -signal.SIGKILL:  # the kernel's OOM counters show whether memory was the reason
+            out_of_memory = may_be_out_of_memory(self.kills, count_oom_kills())
         else:
             result = read_if_there(folder)
             out_of_memory = result is not None and any(one.code == "out-of-memory" for one in result.findings)
         if out_of_memory:
             code = RunError.exit_code
             return row.model_copy(update={"status": "out_of_memory", "note": message, "exit_code": code})
-        # Points that share a value may fail by it: a device that is not there, a precision that crashes.
+        # Points that share a value may fail because of it: a missing device, a precision that crashes.
         curves = self.sweep.curve_key is not None
         unlike = any(one.value != row.value and not (curves and one.curve == row.curve) for one in self.rows.values())
-        if ended.code in OF_THE_SWEEP and unlike and {one.note for one in self.rows.values()} == {message}:
+        if ended.code in COMMON_EXIT_CODES and unlike and {one.note for one in self.rows.values()} == {message}:
             ended.check(self.point.label)
         return row.model_copy(update={"note": message, "exit_code": ended.code})
 
-    def take_profile(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
-        """Return the row with the point's profile; a failure costs the profile only."""
+    def record_profile(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
+        """Return the row with the point's profile; if profiling failed, the row keeps its measurements."""
         if ended.error:
             return row.model_copy(update={"profile": "failed", "note": ended.error.message})
         child = read_result(folder)
         cores = child.timeline.cores if child.timeline else None
-        if cores and cores.file and (folder / cores.file).is_file():  # to where the original had it
+        if cores and cores.file and (folder / cores.file).is_file():  # the place where the original writes it
             target = self.run.path / "original/profiled_data_ncu" / f"{self.point.name}.csv"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / cores.file, target)
-        return row.model_copy(update={"profile": "ok", **describe_profiled(child, cores=self.sweep.cores)})
+        return row.model_copy(update={"profile": "ok", **collect_profiled(child, cores=self.sweep.cores)})
 
     def write(self, **changes: Any) -> None:
         rows = [self.rows[label] for label in self.plan.labels if label in self.rows]
@@ -158,7 +158,7 @@ class SweepProgress:
         children = [read_result(self.run.path / row.run) for row in rows if row.status == "ok"]
         profiles = [read_if_there(self.run.path / row.profile_run) for row in rows if row.profile == "ok"]
         known = [profile for profile in profiles if profile is not None]
-        self.run.update(**(conclude_sweep(sweep, children, known) | changes))
+        self.run.update(**(combine_sweep(sweep, children, known) | changes))
         self.life.completed = f"{len(self.rows)} of {len(self.plan.points)} points"
 
 
@@ -168,7 +168,7 @@ def make_command(verb: str, config_file: Path, out: Path, plan: SweepPlan) -> li
 
 
 def keep_rows(folder: Path, sweep: Sweep) -> dict[str, SweepRow]:
-    """Return the rows of an earlier start that count, by label: what failed is run again, and what is not there."""
+    """Return the valid rows of an earlier start by label; points that failed or have no run folder run again."""
     kept = {}
     for row in sweep.rows:
         child = read_if_there(folder / row.run) if row.status == "ok" else None
@@ -192,7 +192,7 @@ def find_due(path: Path, result: Result, plan: SweepPlan) -> dict[str, list[str]
 
 
 def write_timehistory(run: Path, target: Path) -> None:
-    """Write a run's steps as the TBD suite's throughput log; none where it has too few steps for a line."""
+    """Write a run's steps as a throughput log of the TBD suite; no file if there are too few steps for a line."""
     steps = run / "steps-rank0000.csv"
     try:
         records = list(read_records(steps)) if steps.is_file() else []
@@ -204,7 +204,7 @@ def write_timehistory(run: Path, target: Path) -> None:
         return
     requested = result.config.get("original", {}).get("every_steps")
     known = isinstance(requested, int) and requested > 0
-    intervals = Intervals(choose_every(requested if known else "auto", len(records)))
+    intervals = Intervals(choose_log_steps(requested if known else "auto", len(records)))
     # The step file was written last when the last step ended.
     began = steps.stat().st_mtime - (records[-1].start_seconds + records[-1].step_seconds)
     text = "".join(

@@ -1,10 +1,7 @@
-"""Checkpoints of a run: one safetensors file each, whole or absent whatever happens; written, found, read, thinned out.
+"""Training checkpoints: write (atomically), find, read, restore and prune them; one safetensors file each.
 
-One holds all that a training run is between two steps, as tensors and plain values. Batches and mixing follow from seed
-and step, so their state is the step. Layout: docs/training.md.
-
-And saved weights to be judged, put into a network again: a checkpoint brings its configuration; of weights of other
-tools a recipe must say which network they are of.
+A checkpoint holds the complete training state between two steps, as tensors and plain values. Batches and mixing depend
+on seed and step only, so the step number is their state. Layout: docs/how-to/train-to-a-target.md.
 """
 
 import contextlib
@@ -24,7 +21,7 @@ from trainstone.errors import ResultError
 from trainstone.files import sync_path
 from trainstone.models.weights import (
     UPDATE,
-    explain_write,
+    build_write_error,
     read_tensors,
     write_checkpoint_file,
 )
@@ -39,7 +36,7 @@ MODEL, AVERAGE, OPTIMIZER, RANDOM = "model.", "ema.", "optimizer.", "random."
 
 
 class Checkpoint(NamedTuple):
-    """One that was found whole; its document is the writer's, with `format` and `step` added."""
+    """A checkpoint that was read and verified; its document is the writer's, with `format` and `step` added."""
 
     path: Path
     document: dict[str, Any]
@@ -47,7 +44,7 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(folder: Path, step: int, document: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """Write step-<steps done>.safetensors and bring it to disk; nobody may change the tensors meanwhile."""
+    """Write step-<steps done>.safetensors and sync it to disk; the tensors must not change during the call."""
     path = folder / name_checkpoint(step)
     write_checkpoint_file(path, tensors, {**document, "step": step})
     return path
@@ -58,18 +55,18 @@ def name_checkpoint(step: int) -> str:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint whose every byte of meaning was checked; anything else is refused, and nothing of it runs."""
+    """Read and verify a checkpoint; raise ResultError if it is damaged. No code from the file is executed."""
     tensors, document = read_tensors(path, ResultError)
     if document is None:
         raise ResultError(
-            f"{path} is no checkpoint of trainstone: a safetensors file without trainstone's document",
-            hint=f"if it holds weights alone: trainstone eval {path}",
+            f"{path} is not a trainstone checkpoint: its safetensors metadata has no trainstone entry",
+            hint=f"if it holds only weights: trainstone eval {path}",
         )
     return Checkpoint(path, document, tensors)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder by their names, those with more steps first; the best has no number."""
+    """Return the numbered checkpoints of a folder, most steps first; best.safetensors is not among them."""
     try:
         paths = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_file()]
     except FileNotFoundError:
@@ -80,50 +77,52 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the whole checkpoint with most steps, and a sentence for each damaged one that was passed over.
+    """Return the intact checkpoint with the most steps, and a message for each damaged one that was skipped.
 
-    One of a newer format is not damaged: passing it over would throw away its steps.
+    A checkpoint in a newer format is an error: skipping it would lose its steps.
     """
     tried: set[Path] = set()
-    passed_over: list[str] = []
-    # A run that still goes on may have thinned out what was listed: look again after each that fails.
+    skipped: list[str] = []
+    # A run that is still training may have pruned a listed file: list again after each failure.
     while paths := [path for path in list_checkpoints(folder) if path not in tried]:
         tried.add(paths[0])
         try:
-            return read_checkpoint(paths[0]), passed_over
+            return read_checkpoint(paths[0]), skipped
         except ResultError as err:
             if err.hint == UPDATE:
                 raise
             if paths[0].exists():
-                passed_over.append(f"{err.message}; passed over")
-    return None, passed_over
+                skipped.append(f"{err.message}; skipped")
+    return None, skipped
 
 
-def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[Finding]]:
-    """Return the latest whole checkpoint of a run, the same on all ranks, and what is to be said of it."""
+def find_resume_checkpoint(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[Finding]]:
+    """Return the latest intact checkpoint of a run, the same on all ranks, and findings about it."""
     folder = run.path / CHECKPOINTS
     document, latest = None, None
     if world.rank.number == 0:
         latest, damaged = find_latest(folder)
-        # Damaged ones with more steps than the latest whole one would pass for later ones.
+        # Rename damaged files with more steps: they would look like later checkpoints.
         for path in list_checkpoints(folder):
             if latest and path == latest.path:
                 break
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(path.name + ".damaged"))
         document = {"name": latest.path.name if latest else None, "damaged": damaged}
-    text = broadcast_dict(world, document)
-    findings = [finding("checkpoint-damaged", message) for message in text["damaged"]]
-    if text["name"] is None:
-        begun = "the run has no checkpoint yet: it starts from the beginning"
-        return None, [*findings, finding("resumed", begun)]
-    checkpoint = latest or read_checkpoint(folder / text["name"])
+    shared = broadcast_dict(world, document)
+    findings = [finding("checkpoint-damaged", message) for message in shared["damaged"]]
+    if shared["name"] is None:
+        return None, [*findings, finding("resumed", "the run has no checkpoint yet: training starts at step 0")]
+    checkpoint = latest or read_checkpoint(folder / shared["name"])
     step = checkpoint.document["step"]
-    return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
+    return checkpoint, [*findings, finding("resumed", f"resumed from {checkpoint.path.name}, after step {step:,}")]
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the latest `keep`, and what a killed writer left; never the best. Only the writer may call it."""
+    """Remove all but the latest `keep` checkpoints, and partial files of a killed writer; keep the best.
+
+    Call it only on the rank that writes checkpoints.
+    """
     try:
         for path in [*list_checkpoints(folder)[keep:], *folder.glob("*.safetensors.*.partial")]:
             path.unlink(missing_ok=True)
@@ -132,7 +131,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def keep_best(folder: Path, step: int) -> None:
-    """Make the checkpoint of a step the best one, if it is there: the same file, or a copy where links are unknown."""
+    """Make the checkpoint of a step the best one, if it exists: a hard link, or a copy if links are not supported."""
     path, best = folder / name_checkpoint(step), folder / BEST
     if not path.is_file():
         return
@@ -146,15 +145,15 @@ def keep_best(folder: Path, step: int) -> None:
         partial.replace(best)
         sync_path(folder)
     except OSError as err:
-        raise explain_write(best, err) from err
+        raise build_write_error(best, err) from err
     finally:
-        # Renaming does nothing where both names are one file already: the best named twice.
+        # If both names are already the same file, replace() does nothing and the partial name stays.
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
 
 
-def take_tensors(task: Task) -> dict[str, Tensor]:
-    """Weights, their average, the optimiser's memory, random states; nothing is copied."""
+def collect_tensors(task: Task) -> dict[str, Tensor]:
+    """Return weights, their average, optimiser state and random states as tensors; nothing is copied."""
     names = {parameter: name for name, parameter in task.plain.named_parameters()}
     tensors = {MODEL + name: tensor for name, tensor in task.plain.state_dict().items()}
     if task.average:
@@ -167,8 +166,8 @@ def take_tensors(task: Task) -> dict[str, Tensor]:
     return tensors
 
 
-def take_values(task: Task) -> dict[str, Any]:
-    """What is no tensor: the loss scale, and what the optimiser remembers of past rates."""
+def collect_values(task: Task) -> dict[str, Any]:
+    """Return the state that is not a tensor: the loss scale, and the optimiser's previous learning rate."""
     groups = [
         {key: value for key, value in group.items() if key == "previous_lr" and value is not None}
         for group in task.optimizer.param_groups
@@ -178,20 +177,20 @@ def take_values(task: Task) -> dict[str, Any]:
 
 
 def restore(task: Task, tensors: Mapping[str, Tensor], values: Mapping[str, Any], where: str) -> None:
-    """Put a task into the state that was taken of one built alike."""
+    """Load a saved state into a task that was built from the same configuration."""
     kind, before = type(task.optimizer).__name__, values.get("optimizer")
     if kind != before:
         raise ResultError(
-            f"{where} was written with the optimiser {before}; now it is {kind}, whose momentum means something else",
-            hint="keep optimizer.name and optimizer.momentum_correction as they were",
+            f"{where} was written with optimiser {before}; this run uses {kind}, whose momentum is not compatible",
+            hint="resume with the same optimizer.name and optimizer.momentum_correction",
         )
-    expected = take_tensors(task)
+    expected = collect_tensors(task)
     missing = [name for name in expected if name not in tensors and not name.startswith(RANDOM)]
     unlike = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]
     if missing or unlike:
         raise ResultError(
-            f"{where} is of another network or optimiser: {len(missing)} tensors missing, {len(unlike)} of other shape"
-            f" (first: {(missing + unlike)[0]})",
+            f"{where} does not fit this network or optimiser: {len(missing)} tensors missing, {len(unlike)} with "
+            f"another shape (first: {(missing + unlike)[0]})",
             hint="resume with the configuration that wrote it",
         )
     with torch.no_grad():
@@ -208,7 +207,7 @@ def restore(task: Task, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Say whether every weight is a number, and every running statistic."""
+    """Return whether all weights and running statistics are finite."""
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     norms = torch._foreach_norm(tensors, float("inf"))
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -1,7 +1,7 @@
-"""Train, evaluate, write checkpoints: carry out what flows/train/events.py decides, one action after the other.
+"""The training loop: train, evaluate and write checkpoints in the order that flows/train/events.py decides.
 
-What only one rank knows (a signal, the time, a NaN loss) the ranks agree on between steps, so that all stop after the
-same one.
+Events that only one rank sees (a signal, the time limit, a NaN loss) are shared between steps, so that all ranks stop
+after the same step.
 """
 
 import logging
@@ -37,14 +37,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingContext:
+    """Everything the training loop uses that does not change while it runs."""
+
     life: Lifecycle
     config: Config
     task: Task
     schedule: EventSchedule
     validation: OpenSplit | None
-    """None: nothing is evaluated."""
+    """None: the run does not evaluate."""
     recorder: StepRecorder
-    """The first of the sinks, whose columns become the result."""
+    """The first of the sinks; its columns become the result."""
     sinks: tuple[Sink, ...]
     scoring: Scoring
 
@@ -54,7 +56,7 @@ class TrainingContext:
 
 
 def train_to_end(context: TrainingContext, state: TrainingState) -> Iterator[Progress]:
-    """Train from where the course is to the end; the course then holds how it ended."""
+    """Train from `state` to the end; then `state` says whether the target was reached or the run was stopped."""
     timer, saved = choose_timer(context.task.device), True
     agreement = StopAgreement(context.life.world, context.life.signals, late=True)
     while True:
@@ -72,24 +74,24 @@ def train_to_end(context: TrainingContext, state: TrainingState) -> Iterator[Pro
                 agreement = yield from run_steps(context, state, timer)
             case "evaluate":
                 yield from run_evaluation(context, state)
-                look(context, state, agreement)
+                update_agreement(context, state, agreement)
                 agreement.finish()
             case "collect":
-                take_scores(context, state)
+                record_scores(context, state)
             case "checkpoint":
                 yield Progress("writing a checkpoint")
-                save(context, state)
+                write_checkpoint(context, state)
             case "fail":
-                raise diverged(context, agreement.agreed.nan_step - 1)
+                raise build_nan_error(context, agreement.agreed.nan_step - 1)
             case "end":
-                barrier(context.life.world)  # every rank's steps are in its file
+                barrier(context.life.world)  # every rank has written its steps
                 state.reached, state.stopped = inputs.reached, bool(agreement.agreed.stop)
                 return
         saved = action == "checkpoint"
 
 
 def run_steps(context: TrainingContext, state: TrainingState, timer: Timer) -> Generator[Progress, None, StopAgreement]:
-    """Train until an event may be due or the ranks agree on something; return what holds it."""
+    """Train until an event may be due or the ranks agree to act; return the agreement."""
     task, world, schedule, limit = (
         context.task,
         context.life.world,
@@ -103,16 +105,16 @@ def run_steps(context: TrainingContext, state: TrainingState, timer: Timer) -> G
         first_step=state.done,
         num_steps=schedule.next_event(state.done) - state.done,
         origin=timer.now() - state.clock(),
-        go_on=lambda: not any(agreement.agreed),
+        keep_going=lambda: not any(agreement.agreed),
     )
     for sink in context.sinks:
         sink.begin_steps(state.done)
     for record in steps:
-        context.life.run.begin()
+        context.life.run.commit()
         for sink in context.sinks:
             sink.step(record)
         state.add_step(record)
-        look(context, state, agreement, record)
+        update_agreement(context, state, agreement, record)
         left = (schedule.last_step - state.done) * state.seconds_per_step
         best = state.best
         yield Progress(
@@ -127,7 +129,7 @@ def run_steps(context: TrainingContext, state: TrainingState, timer: Timer) -> G
             accuracy=best.metrics[metric] if best else None,
         )
     agreement.finish()
-    # All ranks get the same running statistics, of the network and of its average: each saw other images.
+    # Average the running statistics of the network and of its EMA over ranks: each rank saw other images.
     average_buffers(task.plain.buffers(), world)
     if task.average:
         names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.tensors
@@ -135,21 +137,21 @@ def run_steps(context: TrainingContext, state: TrainingState, timer: Timer) -> G
     return agreement
 
 
-def look(
+def update_agreement(
     context: TrainingContext, state: TrainingState, agreement: StopAgreement, record: StepRecord | None = None
 ) -> None:
-    """Say what this rank requests; `record`: the step that has just ended."""
+    """Share this rank's requests with the other ranks; `record`: the step that has just ended."""
     limit, every = context.config.stop.seconds, context.config.checkpoint.every_seconds
     saves = bool(every) and state.clock() - state.saved_at_seconds >= every
-    agreement.look(record, enough=bool(limit) and state.clock() >= limit, checkpoint=saves)
+    agreement.update(record, end=bool(limit) and state.clock() >= limit, checkpoint=saves)
 
 
-def save(context: TrainingContext, state: TrainingState) -> None:
-    """Write a checkpoint, the best one too where this is it; the first rank does it for all."""
+def write_checkpoint(context: TrainingContext, state: TrainingState) -> None:
+    """Write a checkpoint on rank 0, and the best one if these are the best weights. All ranks must call this."""
     began = time.perf_counter()
     if not checkpoint.is_finite(context.task.plain):
-        raise diverged(context, state.done - 1)
-    # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
+        raise build_nan_error(context, state.done - 1)
+    # Every rank writes its steps first: a resumed run discards a step file that ends before its checkpoint.
     for sink in context.sinks:
         sink.flush()
     sync_steps(context.life.run, context.recorder)
@@ -158,11 +160,11 @@ def save(context: TrainingContext, state: TrainingState) -> None:
         context.checkpoints.mkdir(exist_ok=True)
         document = {
             **state.document(),
-            **checkpoint.take_values(context.task),
+            **checkpoint.collect_values(context.task),
             "run_id": context.life.run.result.run_id,
             "config": context.config.model_dump(mode="json", exclude_none=True),
         }
-        tensors = checkpoint.take_tensors(context.task)
+        tensors = checkpoint.collect_tensors(context.task)
         checkpoint.write_checkpoint(context.checkpoints, state.done, document, tensors)
         if context.config.checkpoint.best and state.is_best_now:
             checkpoint.keep_best(context.checkpoints, state.done)
@@ -171,22 +173,22 @@ def save(context: TrainingContext, state: TrainingState) -> None:
     state.saved_at_seconds = state.clock()
 
 
-def diverged(context: TrainingContext, step: int) -> RunError:
+def build_nan_error(context: TrainingContext, step: int) -> RunError:
     scale = context.task.scale.value
     scaled = f", loss scale {scale:g}" if scale is not None else ""
     saved = [path for path in checkpoint.list_checkpoints(context.checkpoints) if path.exists()]
     rate = context.task.rate(step)
-    good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
+    last = f"the last good checkpoint is {saved[0]}" if saved else "no checkpoint was written yet"
     lower = f"--set optimizer.learning_rate={context.config.optimizer.learning_rate / 4:g}"
-    go_on = f"trainstone train --resume {shlex.quote(str(context.life.run.path))} {lower}" if saved else f"try {lower}"
+    resume = f"trainstone train --resume {shlex.quote(str(context.life.run.path))} {lower}" if saved else f"try {lower}"
     return RunError(
-        f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
-        hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
+        f"loss became NaN or infinite at step {step} (learning rate {rate:g}{scaled}); {last}",
+        hint=f"{resume}; or a longer schedule.warm_up_epochs, or --set train.precision=fp32",
     )
 
 
 def run_evaluation(context: TrainingContext, state: TrainingState) -> Iterator[Progress]:
-    """Evaluate the validation set, and record the scores unless they come later; nothing if a signal broke it off."""
+    """Evaluate the validation set; record the scores unless eval.async is set or a signal interrupted it."""
     assert context.validation is not None
     began = time.perf_counter()
     for sink in context.sinks:
@@ -202,16 +204,16 @@ def run_evaluation(context: TrainingContext, state: TrainingState) -> Iterator[P
     for sink in context.sinks:
         sink.end_evaluation(state.done)
     if not context.config.eval.async_:
-        take_scores(context, state)
+        record_scores(context, state)
 
 
-def take_scores(context: TrainingContext, state: TrainingState) -> None:
-    """Record the scores of the last evaluation, which may be some steps ago; wait for them if necessary."""
+def record_scores(context: TrainingContext, state: TrainingState) -> None:
+    """Wait for the scores of the last evaluation, which may be some steps ago, and record them."""
     step = context.scoring.step
     assert step is not None
     began = time.perf_counter()
     scored = context.scoring.take()
-    context.life.run.begin()
+    context.life.run.commit()
     evaluation = Evaluation(
         epoch=context.schedule.epochs_after(step),
         step=step,

@@ -1,4 +1,4 @@
-"""How far a training run has come: steps, evaluations, times over all its starts; what a checkpoint remembers of it."""
+"""Progress of a training run over all its starts: steps, evaluations, times; saved in each checkpoint."""
 
 import time
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from trainstone.results.schema.quality import Evaluation, Quality, QualitySample
 from trainstone.results.schema.run import Phases
 from trainstone.results.steps import StepRecord
 
-MOVES = 0.05
-"""How fast loss and step time of the progress line follow the steps."""
+SMOOTHING = 0.05
+"""Weight of the newest step in the moving averages of the progress line (loss, step time)."""
 TIMES = ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds")
 HISTORY = TypeAdapter(list[Evaluation])
 TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[QualitySample, ...])
@@ -22,30 +22,30 @@ TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[Quality
 
 @dataclass
 class TrainingState:
-    """The state of a run that is no tensor. Seconds are of the run's clock, which stands still between two starts."""
+    """The part of a run's state that is not tensors. Seconds are on the run's clock, which pauses between starts."""
 
     metric: str
     images: int
-    """Of an epoch."""
+    """Images per epoch."""
     global_batch: int
     parameters: int = 0
     data: dict[str, str] = field(default_factory=dict)
-    """What tells the splits from others: number of images and digest of some."""
+    """Identifies each split: its number of images and a digest of some of them."""
     done: int = 0
-    """Steps."""
+    """Steps done."""
     history: list[Evaluation] = field(default_factory=list)
     tables: tuple[QualityTable, ...] = ()
-    """Of the best evaluation, on the first rank."""
+    """Tables of the best evaluation, on rank 0."""
     shown: tuple[QualitySample, ...] = ()
-    """Images of that evaluation, there."""
+    """Sample images of the best evaluation, on rank 0."""
     starts: int = 1
-    """This one included, with or without a checkpoint between them."""
+    """Starts of the run so far, this one included."""
     train_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     eval_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
     seconds_before: float = 0.0
-    """On the clock when this start began."""
+    """The run's clock when this start began."""
     saved_at_seconds: float = 0.0
     reached: bool = False
     stopped: bool = False
@@ -54,7 +54,7 @@ class TrainingState:
     began: float = field(default_factory=time.perf_counter)
 
     def clock(self) -> float:
-        """Seconds since the first touch of training data."""
+        """Return the seconds since training data was first used."""
         return self.seconds_before + time.perf_counter() - self.began
 
     def add_step(self, record: StepRecord) -> None:
@@ -62,10 +62,10 @@ class TrainingState:
         self.train_seconds += record.step_seconds
         self.data_wait_seconds += record.data_seconds
         first = self.loss is None
-        self.loss = record.loss if self.loss is None else self.loss + MOVES * (record.loss - self.loss)
-        # The first step of a start is longer than the others.
+        self.loss = record.loss if self.loss is None else self.loss + SMOOTHING * (record.loss - self.loss)
+        # The first step of a start takes longer than the others.
         slow = first or self.seconds_per_step > 2 * record.step_seconds
-        self.seconds_per_step += (1.0 if slow else MOVES) * (record.step_seconds - self.seconds_per_step)
+        self.seconds_per_step += (1.0 if slow else SMOOTHING) * (record.step_seconds - self.seconds_per_step)
 
     @property
     def best(self) -> Evaluation | None:
@@ -73,21 +73,21 @@ class TrainingState:
 
     @property
     def evaluated_now(self) -> bool:
-        """Whether the network as it is now was judged."""
+        """Whether the current weights were evaluated."""
         return bool(self.history) and self.history[-1].step == self.done
 
     @property
     def is_best_now(self) -> bool:
-        """Whether the network as it is now was judged, and better than ever."""
+        """Whether the current weights were evaluated and have the best score so far."""
         best = self.best
         return best is not None and best.step == self.done
 
     def has_reached(self, target: float | None) -> bool:
-        """Whether an evaluation was at the target."""
+        """Return whether an evaluation has reached the target."""
         return target is not None and any(one.metrics[self.metric] >= target for one in self.history)
 
     def quality(self, config: EvalConfig, *, ended: bool = False) -> Quality | None:
-        """What result.json says; before the first evaluation None, unless the run ended without one."""
+        """Return the quality section of result.json; None before the first evaluation unless the run has ended."""
         best = self.best
         if best is None and not ended:
             return None
@@ -111,7 +111,7 @@ class TrainingState:
         return Phases(**{name: getattr(self, name) for name in TIMES})
 
     def document(self) -> dict[str, Any]:
-        """What a later start needs to know."""
+        """Return the values that a checkpoint stores for a later start."""
         return {
             "step": self.done,
             "epoch": self.done * self.global_batch / self.images,
@@ -125,8 +125,8 @@ class TrainingState:
             "shown": SHOWN.dump_python(self.shown, mode="json"),
         }
 
-    def go_on_from(self, document: Mapping[str, Any], where: str) -> None:
-        """Take up what an earlier start came to."""
+    def resume_from(self, document: Mapping[str, Any], where: str) -> None:
+        """Load the values that an earlier start stored."""
         try:
             self.done = int(document["step"])
             self.seconds_before = self.saved_at_seconds = float(document["seconds"])
@@ -136,4 +136,4 @@ class TrainingState:
             self.tables = TABLES.validate_python(document.get("tables", ()))
             self.shown = SHOWN.validate_python(document.get("shown", ()))
         except (KeyError, TypeError, ValueError, ValidationError) as err:
-            raise ResultError(f"{where} does not say how far the run was: {err}") from err
+            raise ResultError(f"{where} has invalid training progress: {err}") from err

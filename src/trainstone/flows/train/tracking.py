@@ -1,7 +1,7 @@
-"""Writes the curves of a training run for other viewers, TensorBoard and MLflow (extra `tracking`), while it goes on.
+"""Write training curves to TensorBoard and MLflow (extra `tracking`) while the run trains.
 
-A library that is missing or a server that is not there is an error before training begins; one that goes away later is
-a warning, and training goes on. Only rank 0 opens it.
+A missing library or an unreachable server is an error before training begins; if it fails later there is a warning and
+training continues. Only rank 0 opens trackers.
 """
 
 import json
@@ -27,9 +27,9 @@ from trainstone.results.steps import StepRecord
 log = logging.getLogger(__name__)
 
 STEP_SECONDS = 0.5
-"""On the run's clock between two points of a curve; steps between are averaged, so that it costs nothing."""
+"""Time between two points of a curve; the steps between are averaged, so that tracking does not slow training."""
 MOST_PARAMS, LONGEST_PARAM = 100, 6000
-"""MLflow's limits of a request. https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch"""
+"""MLflow's limits per request. https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch"""
 QUEUE_LOGGER = "mlflow.utils.async_logging.async_logging_queue"
 STATUS_FILE = "tracking.json"
 EXPERIMENT = "trainstone"
@@ -38,7 +38,7 @@ ENDS = {"interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
 
 
 class Tracker(Sink):
-    """A viewer's curves: the mean of the steps a few times per second, and every evaluation."""
+    """Base of the trackers: averages steps to a few points per second and passes on every evaluation."""
 
     def __init__(self) -> None:
         self._written_at = float("-inf")
@@ -56,7 +56,7 @@ class Tracker(Sink):
         raise NotImplementedError
 
     def step(self, record: StepRecord) -> None:
-        """Count a step; write the mean of the steps since the last point if that is long enough ago."""
+        """Add a step; write the mean of the steps since the last point every STEP_SECONDS."""
         self._losses.append(record.loss)
         self._images += record.images
         self._seconds += record.step_seconds
@@ -83,11 +83,11 @@ class Tracker(Sink):
             self.add(step, values)
         except OSError as err:  # a full disk
             self._broken = True
-            log.warning("%s takes no more points, training goes on: %s", type(self).__name__, err)
+            log.warning("%s failed and gets no more points; training continues: %s", type(self).__name__, err)
 
 
 class TensorBoard(Tracker):
-    """Event files in a folder of the run."""
+    """Write TensorBoard event files into the run folder."""
 
     def __init__(self, folder: Path, params: Mapping[str, str], first_step: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TensorBoard(Tracker):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as err:
             raise MachineError(f"tracking.tensorboard needs TensorBoard: {err}", hint=HINT) from err
-        # What was written after the checkpoint that a resumed run begins from is shown no more
+        # Hide points that were written after the checkpoint that the run resumes from
         purge = first_step + 1 if first_step else None
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
         if params and not first_step:
@@ -111,13 +111,13 @@ class TensorBoard(Tracker):
 
 
 class Mlflow(Tracker):
-    """One run on an MLflow server or in its database, by MLflow's own asynchronous logging."""
+    """Log to one run on an MLflow server or in an MLflow database, with MLflow's asynchronous logging."""
 
     def __init__(self, client: Any, run_id: str) -> None:
         super().__init__()
         self._client, self._run_id = client, run_id
         self._metric = import_module("mlflow.entities").Metric
-        # The queue sends in order, by ten threads: when these are done, all are.
+        # The queue sends in order with ten threads: when the last 20 are done, all are.
         self._sent: deque[Any] = deque(maxlen=20)
         logging.getLogger(QUEUE_LOGGER).addFilter(self._report_lost)
 
@@ -127,29 +127,30 @@ class Mlflow(Tracker):
         self._sent.append(self._client.log_batch(self._run_id, metrics=metrics, synchronous=False))
 
     def close(self) -> None:
-        """Wait for what is still to be sent, and say how the run ended."""
+        """Wait for queued points, then set the final status of the MLflow run."""
         try:
             if not self._broken:
                 for operation in self._sent:
                     operation.wait()  # bounded by the retries and time-outs that open_mlflow sets
                 self._client.set_terminated(self._run_id, ENDS.get(self._status, "FINISHED"))
-        except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
-            log.warning("MLflow was not told the end of the run: %s", describe_error(err))
+        except Exception as err:  # noqa: BLE001  stores are plug-ins and may raise anything
+            log.warning("could not set the final status of the MLflow run: %s", describe_error(err))
         finally:
             logging.getLogger(QUEUE_LOGGER).removeFilter(self._report_lost)
 
     def _report_lost(self, record: logging.LogRecord) -> bool:
-        """Turn MLflow's line for every request that fails into one warning; nothing is sent from then on."""
+        """Replace MLflow's log line per failed request by one warning; send nothing from then on."""
         if not self._broken:
             self._broken = True
-            log.warning("MLflow takes no more points, training goes on: %s", describe_error(record.getMessage()))
+            message = describe_error(record.getMessage())
+            log.warning("MLflow failed and gets no more points; training continues: %s", message)
         return False
 
 
 def open_trackers(
     config: TrackingConfig, run_path: Path, run_name: str, params: dict[str, Any], *, first_step: int = 0
 ) -> Iterator[Tracker]:
-    """Open the configured trackers one after the other; from `first_step` on a resumed run extends its curves."""
+    """Open the configured trackers one by one; a resumed run extends its curves from `first_step`."""
     flat = {key: hide_password(str(value)) for key, value in flatten(params)}
     if config.tensorboard:
         yield TensorBoard(run_path / "tensorboard", flat, first_step)
@@ -158,8 +159,8 @@ def open_trackers(
 
 
 def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) -> Mlflow:
-    """Go on with the run that the file names, or begin one and name it there."""
-    # No usage statistics; and a server that is not there is reported in seconds instead of minutes.
+    """Resume the MLflow run whose id `file` holds, or create one and write its id there."""
+    # No usage statistics; and an unreachable server is reported in seconds instead of minutes.
     settings = {"DISABLE_TELEMETRY": "true", "HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_TIMEOUT": "10"}
     for name, value in settings.items():
         os.environ.setdefault(f"MLFLOW_{name}", value)
@@ -170,41 +171,41 @@ def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) 
     try:
         client = mlflow.MlflowClient(tracking_uri=uri)
         run_id = find_run(client, file)
-        if run_id is None:  # begin one in the experiment that MLflow's variable names, or in ours
+        if run_id is None:  # create it in the experiment of MLFLOW_EXPERIMENT_NAME, or in our own
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
             experiment = client.get_experiment_by_name(name)
             experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
             run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
             param = import_module("mlflow.entities").Param
-            text = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
-            for begin in range(0, len(text), MOST_PARAMS):
-                client.log_batch(run_id, params=text[begin : begin + MOST_PARAMS])
-    except Exception as err:  # stores are plug-ins and raise what they like
-        message = f"MLflow at {hide_password(uri)} cannot be used: {describe_error(err)}"
-        hint = "tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"
+            logged = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
+            for begin in range(0, len(logged), MOST_PARAMS):
+                client.log_batch(run_id, params=logged[begin : begin + MOST_PARAMS])
+    except Exception as err:  # stores are plug-ins and may raise anything
+        message = f"cannot use MLflow at {hide_password(uri)}: {describe_error(err)}"
+        hint = "for example --set tracking.mlflow=sqlite:///mlflow.db, or http://localhost:5000 for a server"
         raise MachineError(message, hint=hint) from err
     write_atomically(file, dump_json({"mlflow_run_id": run_id}))
     return Mlflow(client, run_id)
 
 
 def find_run(client: Any, file: Path) -> str | None:
-    """Set the run of an earlier start to running and return it; None: there is none, or it was removed."""
+    """Set the MLflow run of an earlier start to RUNNING and return its id; None: there is none, or it was removed."""
     try:
         run_id = str(json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"])
         client.update_run(run_id, status="RUNNING")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, import_module("mlflow.exceptions").MlflowException) as err:
-        log.warning("%s names no MLflow run that can be resumed, a new one is started: %s", file, describe_error(err))
+        log.warning("cannot resume the MLflow run of %s, starting a new one: %s", file, describe_error(err))
         return None
     return run_id
 
 
 def describe_error(err: object) -> str:
-    """Return the first line of an error, not too long and without a password."""
+    """Return the first line of an error, shortened and without passwords."""
     return hide_password(str(err).strip().partition("\n")[0])[:300]
 
 
 def hide_password(text: str) -> str:
-    """Leave out who logs in how from the addresses in a text."""
+    """Replace user names and passwords in the URLs of a text."""
     return re.sub(r"//[^/@\s]*@", "//...@", text)

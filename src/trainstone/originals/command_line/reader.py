@@ -1,9 +1,9 @@
-"""An old command line, as words or as pasted text, or a script file: variables, launcher, program and arguments.
+"""Parser of the originals' command lines and scripts: variables, launcher, program and arguments.
 
 Nothing is executed. `shlex` splits text; assignments, `export`, `source FILE`, `$NAME` and `${NAME:-default}` are read.
-Lines that are none of these and do not start the program are skipped. The words before the program (mpirun, ddlrun,
-horovodrun, srun, sbatch, torch's launcher) say how many devices there are. Flags and variables of each original are
-rows of ORIGINAL.csv, as docs/from shows them; `argparse` reads the words.
+Lines that are none of these and do not start the program are skipped. The number of devices is taken from the words
+before the program (mpirun, ddlrun, horovodrun, srun, sbatch, torch's launcher). Each original's flags and variables are
+rows of its flags.csv, as docs/how-to/move-from-ORIGINAL.md shows them; `argparse` reads the words.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from trainstone.config.load import did_you_mean
 from trainstone.errors import ConfigError
 
-VALUES_HINT = "no shell is started: give its value, or the script's name"
+VALUES_HINT = "no shell is started: write the value itself, or give the script's name"
 PROGRAM = r"[\w.-]+\.py"
-LONGEST_TEXT = 200_000
-LONGEST_VALUE = 1000
+MAX_TEXT_CHARACTERS = 200_000
+MAX_VALUE_CHARACTERS = 1000
 NAME = r"[A-Za-z_]\w*"
 ASSIGNMENT = re.compile(rf"export|({NAME})(\+?)=(.*)", re.DOTALL)
 USED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d)(?::?-([^$`{{}}]*))?\}})")
@@ -36,12 +36,12 @@ BEGINS, FINISHES = ("if", "for", "while", "until", "case"), ("fi", "done", "esac
 COMMENT = re.compile(r"(?<!\S)#[^\n]*")
 RANKS = r"-np?|--np|--ntasks|--num-proc"
 NODES = r"--nodes|--nnodes"
-EACH = r"--nproc[_-]per[_-]node|--ntasks-per-node|--gpus-per-node|--?npernode|--gres"
+PER_NODE = r"--nproc[_-]per[_-]node|--ntasks-per-node|--gpus-per-node|--?npernode|--gres"
 HOSTS = re.compile(r"(?<!\S)-(?:H|-?hosts?)[ =](\S+)")
 DDL_MODE = re.compile(r"\bp:(\d{1,9})x(\d{1,9})x1x1\b")  # GPUs per node x nodes
 DDL_GPUS = 4
-"""GPUs of a host of ddlrun, which starts one process for each: an AC922 has four."""
-MOST_DEVICES = 100_000
+"""GPUs per host with ddlrun, which starts one process per GPU: an AC922 has four."""
+MAX_DEVICES = 100_000
 Verb = Literal["train", "bench", "eval", "sweep", "profile"]
 SWITCHES = dict.fromkeys(("true", "t", "1", "yes", "y"), True) | dict.fromkeys(("false", "f", "0", "no", "n"), False)
 KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -52,40 +52,40 @@ KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 LISTS = {"words": "+", "epochs": "+", "epochs_or_none": "*"}
 """Kinds that take several values, and argparse's nargs."""
-LARGEST = 10**15
+MAX_NUMBER = 10**15
 
 
 class Geometry(NamedTuple):
-    """Devices; None where the line does not say."""
+    """Numbers of nodes and devices; None if the line does not give them."""
 
     nodes: int | None = None
-    each: int | None = None
+    per_node: int | None = None
     """Devices per node."""
     ranks: int | None = None
 
     def devices(self) -> int | None:
-        """Return the number of all devices."""
-        return self.ranks if self.each is None else self.each * (self.nodes or 1)
+        """Return the total number of devices."""
+        return self.ranks if self.per_node is None else self.per_node * (self.nodes or 1)
 
 
 @dataclass
 class Line:
-    """An old command line, taken apart."""
+    """The parts of an original's command line."""
 
     programs: re.Pattern[str]
-    """Names that end the search."""
+    """File names of the programs to look for."""
     scripts: Mapping[str, str]
-    """Text of scripts of the original, by name: used where there is no such file."""
+    """Texts of the original's scripts, by name: used if the file does not exist."""
     values: dict[str, str] = field(default_factory=dict)
-    """Variables, and arguments of a script as 1, 2, ..."""
+    """Variables, and a script's arguments as 1, 2, ..."""
     typed: set[str] = field(default_factory=set)
-    """Variables that were given themselves, not in a file or a script."""
+    """Variables set on the command line itself, not in a file or a script."""
     files: list[str] = field(default_factory=list)
     """Files that were read."""
     launcher: list[str] = field(default_factory=list)
-    """Options of #SBATCH lines, then the words that start the program; of contradictions the last counts."""
+    """Options of #SBATCH lines, then the words before the program; the last of several values counts."""
     program: str = ""
-    """Its file without the folder; empty where flags or variables are given alone."""
+    """File name of the program; empty if only flags or variables are given."""
     after: list[str] = field(default_factory=list)
     """The program's arguments."""
     notes: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Line:
 
 
 def read_line(words: Sequence[str], programs: str, scripts: Mapping[str, str] | None = None) -> Line:
-    """Read words that a shell has split, or one word that is text of one or several lines."""
+    """Parse words split by a shell, or a single word that holds one or several lines of text."""
     line = Line(re.compile(rf"(?:.*/)?(?:{programs})"), scripts or {})
     if len(words) == 1 and any(char.isspace() for char in words[0]):
         read_text(line, words[0], None, typed="\n" not in words[0].strip())
@@ -104,16 +104,19 @@ def read_line(words: Sequence[str], programs: str, scripts: Mapping[str, str] | 
         read_commands(line, [word for word in words if word.strip(" \t\r\n\\")], None, typed=True)
     if words and not (line.program or line.after or line.values):
         hint = "give flags, NAME=value, or the line that starts the program"
-        raise ConfigError(f"nothing here starts the program: {' '.join(words)[:80]}", hint=hint)
+        raise ConfigError(f"no program, flag or variable found in: {' '.join(words)[:80]}", hint=hint)
     launcher = " ".join(line.launcher)
-    line.notes += [f"{launcher[:200]}: {VALUES_HINT}"] if "$" in launcher else []  # it hides how many devices there are
+    line.notes += [f"{launcher[:200]}: {VALUES_HINT}"] if "$" in launcher else []  # the number of devices may be in it
     return line
 
 
 def read_text(line: Line, text: str, file: Path | None, *, typed: bool = False) -> None:
-    """Read the lines of a script, or of pasted text (file: None)."""
-    if len(text) > LONGEST_TEXT:
-        raise ConfigError(f"a command line of {len(text):,} characters", hint="give the line itself")
+    """Parse the lines of a script, or of pasted text (file: None)."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ConfigError(
+            f"command line too long: {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are read",
+            hint="give only the line that starts the program",
+        )
     for options in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
         line.launcher += split_text(COMMENT.sub("", options))
     joined = re.sub(r"\\[ \t]*\r?\n", " ", COMMENT.sub("", text))
@@ -121,17 +124,17 @@ def read_text(line: Line, text: str, file: Path | None, *, typed: bool = False) 
 
 
 def split_text(text: str) -> list[str]:
-    """Split text as a shell does; ends of commands and pipes become words of their own."""
+    """Split text like a shell; command separators and pipes become separate words."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";|\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         return list(lexer)
     except ValueError as err:
-        raise ConfigError(f"cannot read {text[:80]!r}: {str(err).lower()}", hint="close the quotes") from err
+        raise ConfigError(f"cannot parse {text[:80]!r}: {str(err).lower()}", hint="close the quotes") from err
 
 
 def read_commands(line: Line, words: Iterable[str], file: Path | None, *, typed: bool) -> None:
-    """Read one command after the other; what a condition or a loop sets is unknown."""
+    """Parse the commands in order; variables set inside a condition or a loop are unknown."""
     depth = 0
     for ends, command in itertools.groupby(words, lambda word: word in ("&&", "||") or not word.strip(";\n")):
         if not ends:
@@ -141,21 +144,23 @@ def read_commands(line: Line, words: Iterable[str], file: Path | None, *, typed:
 
 
 def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool, sure: bool) -> None:
-    """Read one command: assignments, then a sourced file, a script or the program.
+    """Parse one command: assignments, then a sourced file, a script or the program.
 
-    A variable that depends on a condition keeps its name as value, as one that a shell computes.
+    The value of a variable that depends on a condition, or is computed by the shell, is its own name ($NAME).
     """
     while words and (match := ASSIGNMENT.fullmatch(words[0])):
         name, added, text = match.groups()
         if name:  # else it is export
             value = (line.values.get(name, "") if added else "") + expand(text, line.values)
-            if len(value) > LONGEST_VALUE:
-                raise ConfigError(f"{name}: a value of {len(value):,} characters; at most {LONGEST_VALUE:,} are read")
+            if len(value) > MAX_VALUE_CHARACTERS:
+                raise ConfigError(
+                    f"value of {name} too long: {len(value):,} characters; at most {MAX_VALUE_CHARACTERS:,} are read"
+                )
             line.values[name] = value if sure else f"${name}"
             line.typed |= {name} if typed else set()
-        words = [] if re.search(r"\$\(|`", words[0]) else words[1:]  # the rest is computed, too
+        words = [] if re.search(r"\$\(|`", words[0]) else words[1:]  # the rest is computed by the shell, too
     expanded: list[str] = []
-    for word in words:  # one that is nothing but a variable may be several words
+    for word in words:  # a word that is only a variable may expand to several words
         value = expand(word, line.values)
         expanded += split_text(value) if USED.fullmatch(word) and value != word else [value]
     words = list(itertools.takewhile(lambda word: not OUTPUT.fullmatch(word), expanded))
@@ -174,37 +179,37 @@ def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool
         read_script(line, words, script)
 
 
-def read_script(line: Line, words: list[str], place: int) -> None:
-    """Read a script that a command names; variables that were given before it stay as they are."""
-    rest = words[place + 1 :]
+def read_script(line: Line, words: list[str], index: int) -> None:
+    """Parse the script at `index` of a command; variables set before it keep their values."""
+    rest = words[index + 1 :]
     given = {name: line.values[name] for name in line.typed}
     line.values |= {str(number): word for number, word in enumerate(rest, 1)}
-    read_file(line, words[place], None, typed=True)
-    line.launcher += words[:place]
+    read_file(line, words[index], None, typed=True)
+    line.launcher += words[:index]
     line.values |= given
     line.after += rest if " ".join(rest).startswith("-") else []
 
 
 def read_file(line: Line, written: str, file: Path | None, *, typed: bool) -> None:
-    """Read a script: beside the one that sources it, or where the user's own words say."""
+    """Parse a script file: next to the script that sources it, or at the path that the user gives."""
     path = Path(written)
     if file is not None or "$" in written:
         path = Path(file or "").parent / path.name
     if path.is_file():
         try:
             with path.open(encoding="utf-8") as opened:
-                text = opened.read(LONGEST_TEXT + 1)
+                text = opened.read(MAX_TEXT_CHARACTERS + 1)
         except (OSError, UnicodeDecodeError) as err:
             raise ConfigError(f"cannot read {path}: {err}") from err
         line.notes.append(f"{path}: read as text, not executed")
     elif path.name in line.scripts:
         text = line.scripts[path.name]
-        line.notes.append(f"{path.name}: the original's own script; a file of that name would be read")
+        line.notes.append(f"{path.name}: no such file; the original's published script is used")
     elif typed:
         known = f"; known without a file: {', '.join(line.scripts)}" if line.scripts else ""
-        raise ConfigError(f"there is no file {path}", hint=f'give its text: "$(cat {shlex.quote(str(path))})"{known}')
+        raise ConfigError(f"file not found: {path}", hint=f'give its text: "$(cat {shlex.quote(str(path))})"{known}')
     else:
-        line.notes.append(f"source {written}: there is no {path.name} here; what it sets is not known")
+        line.notes.append(f"source {written}: {path.name} not found; the variables it sets are unknown")
         return
     if str(path) not in line.files:
         line.files.append(str(path))
@@ -212,7 +217,7 @@ def read_file(line: Line, written: str, file: Path | None, *, typed: bool) -> No
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Write known values for $NAME and ${NAME}, and the default of ${NAME:-default}; leave others as they are."""
+    """Substitute known values for $NAME and ${NAME}, and the default of ${NAME:-default}; leave others unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         value = values.get(match[1] or match[2]) or match[3]
@@ -221,45 +226,45 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return USED.sub(replace, text)
 
 
-def settle(nodes: int | None, each: int | None, ranks: int | None = None) -> Geometry:
-    """Fill in what the rest says."""
-    if each is None and nodes and ranks and ranks % nodes == 0:
-        each = ranks // nodes
-    if nodes is None and each and ranks and ranks % each == 0:
-        nodes = ranks // each
-    return Geometry(nodes, each, ranks)
+def complete_geometry(nodes: int | None, per_node: int | None, ranks: int | None = None) -> Geometry:
+    """Return the geometry, with a missing number derived from the other two if possible."""
+    if per_node is None and nodes and ranks and ranks % nodes == 0:
+        per_node = ranks // nodes
+    if nodes is None and per_node and ranks and ranks % per_node == 0:
+        nodes = ranks // per_node
+    return Geometry(nodes, per_node, ranks)
 
 
 def read_launcher(text: str) -> Geometry:
-    """Return what the words before a program say; of contradictions the last counts.
+    """Return the numbers of nodes and devices in the words before a program; the last of several values counts.
 
-    Numbers above 0 are read of -N4, -N 4, --nodes=4, --nodes 4 or --gres=gpu:v100:4.
+    Positive numbers are read from -N4, -N 4, --nodes=4, --nodes 4 or --gres=gpu:v100:4.
     """
-    per_node, of_nodes = (f"{EACH}|-N", NODES) if "mpirun" in text else (EACH, f"{NODES}|-N")
+    per_node_flags, node_flags = (f"{PER_NODE}|-N", NODES) if "mpirun" in text else (PER_NODE, f"{NODES}|-N")
     number = r"[ =]?(?:\S*:)?0*([1-9]\d{0,999})(?!\S)"
-    found = (re.findall(rf"(?<!\S)(?:{names}){number}", text) for names in (of_nodes, per_node, RANKS))
-    nodes, each, ranks = (int(numbers[-1]) if numbers else None for numbers in found)
+    found = (re.findall(rf"(?<!\S)(?:{names}){number}", text) for names in (node_flags, per_node_flags, RANKS))
+    nodes, per_node, ranks = (int(numbers[-1]) if numbers else None for numbers in found)
     if mode := DDL_MODE.search(text):
-        each, nodes = int(mode[1]), int(mode[2])
+        per_node, nodes = int(mode[1]), int(mode[2])
     if hosts := HOSTS.search(text):
         names = [name for name in hosts[1].split(",") if name]
         nodes, slots = len(names) or nodes, hosts[1].rpartition(":")[2]
-        each = int(slots) if slots.isdecimal() else each
-    if nodes and not each and not ranks and "ddlrun" in text:
-        each = DDL_GPUS
-    return settle(nodes, each, ranks)
+        per_node = int(slots) if slots.isdecimal() else per_node
+    if nodes and not per_node and not ranks and "ddlrun" in text:
+        per_node = DDL_GPUS
+    return complete_geometry(nodes, per_node, ranks)
 
 
 class Flag(NamedTuple):
-    """A row of the table."""
+    """A row of flags.csv: one flag or variable of an original."""
 
     old: str
-    """As written there: a flag with its dashes, a variable without. MXNET_* stands for all that begin so."""
+    """The original's spelling: a flag with dashes, a variable without. MXNET_* matches every name with that prefix."""
     kind: str
     default: str
-    """As it would be written; empty: none."""
-    here: str
-    """Key, flag or command here; empty: it has no meaning here, and the remark says why."""
+    """As text; empty: none."""
+    equivalent: str
+    """trainstone's key, flag or command; empty: none, and the remark gives the reason."""
     remark: str
     choices: tuple[str, ...]
     rule: str
@@ -271,19 +276,19 @@ class Flag(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The recipe key that gets the value as it is, if that is all."""
-        named = re.fullmatch(r"`(seed|[a-z]\w*\.\w+)`", self.here)
+        """The recipe key that gets the value unchanged; empty if the value is computed."""
+        named = re.fullmatch(r"`(seed|[a-z]\w*\.\w+)`", self.equivalent)
         return named[1] if named and not self.rule else ""
 
     def read(self, text: str) -> Any:
-        """Return what was written as the flag's kind has it; choices in their own spelling."""
+        """Convert text to the flag's kind; a choice is returned in its listed spelling."""
         expected, convert = KINDS[self.kind]
         if self.choices:
             text = next((choice for choice in self.choices if choice.lower() == text.lower()), text)
             expected = f"one of {', '.join(self.choices)}"
         try:
             value = convert(text)
-            valid = isinstance(value, str) or abs(value) <= LARGEST
+            valid = isinstance(value, str) or abs(value) <= MAX_NUMBER
         except (ValueError, KeyError):
             valid = False
         if not valid or (self.choices and text not in self.choices):
@@ -293,53 +298,53 @@ class Flag(NamedTuple):
 
 @functools.cache
 def read_table(original: str) -> tuple[Flag, ...]:
-    """Return the rows of an original, named as --from names it: its variables, then its flags."""
+    """Return the rows of an original's flags.csv, by its --from name: its variables, then its flags."""
     folder = resources.files("trainstone.originals") / original.removesuffix("50").replace("-", "_")
     text = (folder / "flags.csv").read_text(encoding="utf-8")
     _, *rows = csv.reader(text.splitlines())
     return tuple(
-        Flag(old, kind, default, here, remark, tuple(choices.split()), rule)
-        for old, kind, default, here, remark, choices, rule in rows
+        Flag(old, kind, default, equivalent, remark, tuple(choices.split()), rule)
+        for old, kind, default, equivalent, remark, choices, rule in rows
     )
 
 
-class Given(NamedTuple):
-    """What a line says."""
+class ParsedFlags(NamedTuple):
+    """Parsed flags or variables of a command line."""
 
     values: dict[str, Any]
-    """Of every flag, its default where it was not given; absent where it has none."""
+    """Value or default by name; flags with neither are absent."""
     written: frozenset[str]
-    """Names of those that were given."""
+    """Names that are on the command line."""
     keys: dict[str, Any]
-    """Recipe keys that get a value, or its default there, as it is."""
+    """Recipe keys whose value, or the original's default, is used unchanged."""
     notes: list[str]
-    """One for each that was given and has no meaning here."""
+    """One per flag on the command line that trainstone ignores."""
 
 
 class Request(NamedTuple):
-    """What an old line requests, in our words."""
+    """The trainstone command, recipe keys and devices that an original's command line requests."""
 
     verb: Verb
     keys: Mapping[str, Any]
-    """Dotted keys of the recipe, those that the line leaves as they are included."""
+    """Values by dotted recipe key, including the original's defaults."""
     options: tuple[str, ...] = ()
-    """Words of the command that are not keys: --out DIR, --batch-sizes ..."""
+    """Further words of the command: --out DIR, --batch-sizes ..."""
     geometry: Geometry = Geometry()
     notes: Sequence[str] = ()
     runs: int = 1
     command: str = ""
-    """A whole command here, where the old line trains nothing and is not a recipe."""
+    """The complete trainstone command, if the line trains nothing and needs no recipe."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ours."""
+    """argparse parser that raises ConfigError."""
 
-    def __init__(self, original: str, *, shortened: bool = True) -> None:
-        super().__init__(add_help=False, allow_abbrev=shortened, argument_default=argparse.SUPPRESS)
+    def __init__(self, original: str, *, allow_abbrev: bool = True) -> None:
+        super().__init__(add_help=False, allow_abbrev=allow_abbrev, argument_default=argparse.SUPPRESS)
         self.original = original
 
     def error(self, message: str) -> NoReturn:
-        known = f"docs/from/{self.original}.md lists every flag and variable that is known"
+        known = f"docs/how-to/move-from-{self.original}.md lists all known flags and variables"
         raise ConfigError(message.removeprefix("argument "), hint=VALUES_HINT if "$" in message else known)
 
 
@@ -350,12 +355,12 @@ def read_flags(
     negated: bool = False,
     absl: bool = False,
     short: Mapping[str, str] | None = None,
-) -> Given:
-    """Read `--name value`, `--name=value`, switches; the last of several counts, as it did there.
+) -> ParsedFlags:
+    """Parse `--name value`, `--name=value` and switches; the last of several counts, as in the original.
 
-    `negated`: --no<name> switches off. `absl`: -name is --name, and a name is written in full. `short`: further names.
+    `negated`: --no<name> switches off. `absl`: -name means --name, no abbreviations. `short`: further names.
     """
-    parser, dashes = Parser(original, shortened=not absl), ("--", "-") if absl else ("--",)
+    parser, dashes = Parser(original, allow_abbrev=not absl), ("--", "-") if absl else ("--",)
     table = tuple(row for row in read_table(original) if row.old.startswith("--"))
     for flag in table:
         shorter = [word for word, name in (short or {}).items() if name == flag.name]
@@ -376,8 +381,8 @@ def read_flags(
     return collect(table, vars(found))
 
 
-def read_variables(original: str, line: Line) -> Given:
-    """Read variables by their names or patterns; those of files that the table does not have are ignored."""
+def read_variables(original: str, line: Line) -> ParsedFlags:
+    """Parse variables by name or pattern; unknown variables from files are ignored."""
     parser = Parser(original)
     found: dict[str, Any] = {}
     table = [row for row in read_table(original) if not row.old.startswith("--")]
@@ -388,44 +393,44 @@ def read_variables(original: str, line: Line) -> Given:
         if row is None:
             continue
         try:
-            found[name] = row.read(text) if row.here else text
+            found[name] = row.read(text) if row.equivalent else text
         except argparse.ArgumentTypeError as err:
             parser.error(f"{name}: {err}")
         table += [row._replace(old=name)] * (row.old != name)
     return collect(table, found)
 
 
-def collect(table: Sequence[Flag], found: Mapping[str, Any]) -> Given:
-    """Return what was found, with defaults, and a note for each that has no meaning here."""
+def collect(table: Sequence[Flag], found: Mapping[str, Any]) -> ParsedFlags:
+    """Return the values found, the defaults, and a note per value that trainstone ignores."""
     values: dict[str, Any] = {}
     notes = []
     for row in table:
         if row.default:
             values[row.name] = [*map(row.read, row.default.split())] if row.kind in LISTS else row.read(row.default)
-        if row.name in found and not row.here:
+        if row.name in found and not row.equivalent:
             value = found[row.name]
             text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
             notes.append(f"{row.old}{'' if value is True else f'={text}'}: {row.remark}")
     values |= found
     keys = {row.key: values[row.name] for row in table if row.key and row.name in values}
-    return Given(values, frozenset(found), keys, notes)
+    return ParsedFlags(values, frozenset(found), keys, notes)
 
 
 def check_counts(values: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise an error for a number of devices, epochs or runs below 1."""
+    """Raise ConfigError if a number of devices, epochs or runs is below 1."""
     for name in names:
         if values.get(name, 1) < 1:
-            raise ConfigError(f"{name}={values[name]}: must be at least 1")
+            raise ConfigError(f"invalid {name}={values[name]}: must be at least 1")
 
 
 def set_data(keys: dict[str, Any], path: str | None, flag: str) -> tuple[str, ...]:
-    """Set the folder of the images; return a note where none can be taken from the line."""
+    """Set the folder of the images in `keys`; return a note if the command line does not give one."""
     if path is None or "$" in path or "`" in path:
-        return (f"{flag} {'is not given' if path is None else path}: give --data DIR",)
+        return (f"{flag} {'is not given' if path is None else path}: add --data DIR",)
     keys |= {"data.root": str(Path(path).absolute()), "data.source": "files"}
     return ()
 
 
 def set_out(folder: str | None) -> tuple[str, ...]:
-    """Return --out for a folder of results that was named."""
+    """Return the --out option for a results folder; empty if there is none or the shell computes it."""
     return () if not folder or "$" in folder or "`" in folder else ("--out", folder)

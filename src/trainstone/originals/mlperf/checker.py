@@ -1,6 +1,6 @@
-"""Runs mlperf-logging's own compliance checker on a log, as a child process; the verdict is the checker's.
+"""Run the compliance checker of mlperf-logging on a log, in a child process.
 
-It is somebody else's program: it writes files where it runs, and takes file names out of the log it reads.
+The checker is third-party code: it writes files into its working folder, and takes file names from the log it reads.
 """
 
 import importlib.util
@@ -22,17 +22,17 @@ from trainstone.text import printable
 HINT = "pip install 'trainstone[mlperf]'; in a checkout: pip install -e '.[mlperf]'"
 TIMEOUT_SECONDS = 600.0
 TOKEN, OLD_TOKEN = ":::MLLOG ", ":::MLL"
-NOTES = ("INFO - ", "ERROR - FAILED")
-# The checker makes names of rule files of these and executes what it finds there.
-BECOME_FILES = ("submission_division", "submission_benchmark", "opt_name")
+SKIPPED_PREFIXES = ("INFO - ", "ERROR - FAILED")
+# The checker builds names of rule files from these values and executes the files.
+RULE_FILE_KEYS = ("submission_division", "submission_benchmark", "opt_name")
 _OLD_LINE = re.compile(r"[\d.]+ (\w+) ?:\s+(.+)")
 _RULESET = re.compile(r"training_([0-9]+\.[0-9]+\.[0-9]+)")
 
 
 class CheckedLog(NamedTuple):
     passed: bool
-    complaints: tuple[str, ...]  # the lines it printed beside its notes and its verdict, as they are
-    fault: str = ""  # why it crashed, where it did
+    complaints: tuple[str, ...]  # the lines it printed, without its notes and its verdict
+    fault: str = ""  # last line of its error output if it crashed
 
 
 def list_rulesets() -> dict[str, frozenset[str]]:
@@ -47,12 +47,12 @@ def list_rulesets() -> dict[str, frozenset[str]]:
 
 
 def check_log(log: Path, ruleset: str, keep: Path | None = None) -> CheckedLog:
-    """Run the compliance checker on a log; `keep` is where its own log stays."""
+    """Run the compliance checker on a log; its own log is copied to `keep`."""
     _find_checkers()
-    refuse_paths(log)
+    check_paths(log)
     with tempfile.TemporaryDirectory(prefix="trainstone-mlperf-") as folder:
         link = Path(folder) / "result_0.txt"
-        link.symlink_to(log.absolute())  # a name that harms nobody in its output
+        link.symlink_to(log.absolute())  # the checker prints this name: it must contain no control characters
         checker = [sys.executable, "-P", "-W", "ignore", "-m", "mlperf_logging.compliance_checker"]
         try:
             ended = subprocess.run(
@@ -66,12 +66,12 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> CheckedLog:
                 timeout=TIMEOUT_SECONDS,
             )
         except subprocess.TimeoutExpired as err:
-            message = f"the compliance_checker of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s"
+            message = f"the compliance_checker of mlperf-logging timed out after {TIMEOUT_SECONDS:.0f} s"
             raise LaunchError(message) from err
         output = Path(folder) / "checker.log"
         written = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
-    said = [line for line in ended.stderr.splitlines() if line.strip()] or ["it said nothing"]
-    last = printable(said[-1])[:300]
+    error_lines = [line for line in ended.stderr.splitlines() if line.strip()] or ["no error output"]
+    last = printable(error_lines[-1])[:300]
     if ended.returncode and re.match("(ModuleNotFound|Import)Error", last):
         raise MachineError(f"mlperf-logging does not start: {last}", hint=HINT)
     if keep is not None:
@@ -83,33 +83,33 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> CheckedLog:
     passed = ended.returncode == 0
     broken = not passed and "ERROR - FAILED" not in written
     lines = (line.rstrip() for line in written.splitlines())
-    # Without its INFO notes, its verdict and the rules between messages.
-    complaints = tuple(line for line in lines if line.strip("-") and not line.startswith(NOTES))
+    # Skip its INFO notes, its verdict and the separators between messages.
+    complaints = tuple(line for line in lines if line.strip("-") and not line.startswith(SKIPPED_PREFIXES))
     return CheckedLog(passed, complaints, last if broken else "")
 
 
-def refuse_paths(log: Path) -> None:
-    """Refuse a log whose values would lead the checker to rule files outside of its own folder.
+def check_paths(log: Path) -> None:
+    """Raise DataError if a value in the log would make the checker load rule files from outside its own folder.
 
-    Lines are taken apart as the checker does it, so that none is seen by it alone.
+    Lines are parsed exactly as the checker does, so that this check sees every value that the checker uses.
     """
     try:
         with log.open(encoding="latin-1") as lines:
             for number, line in enumerate(lines, 1):
                 for key, value in _parse(line):
-                    if key in BECOME_FILES and re.search(r"[/\\]", str(value)):
+                    if key in RULE_FILE_KEYS and re.search(r"[/\\]", str(value)):
                         raise DataError(
-                            f"{printable(str(log))}, line {number}: {key} must be a plain word, "
-                            f"not {printable(str(value))[:80]}",
-                            hint="the checker would take its rules from that place; who wrote this log?",
+                            f"{printable(str(log))}, line {number}: invalid {key}: {printable(str(value))[:80]}; "
+                            "a plain word without slashes is allowed",
+                            hint="the checker would load rule files from that path: do not trust this log",
                         )
     except OSError as err:
         raise DataError(f"cannot read {printable(str(log))}: {err.strerror or err}") from err
 
 
 def _parse(line: str) -> Iterator[tuple[Any, Any]]:
-    """Yield key and value of a line, as the old and the new rulesets read it."""
-    with suppress(ValueError, RecursionError):  # of a line that is no JSON the checker says so itself
+    """Yield key and value of a line, as the old and the new rulesets parse it."""
+    with suppress(ValueError, RecursionError):  # the checker reports lines that are not valid JSON
         if TOKEN in line:
             event = json.loads(line.rpartition(TOKEN)[2])
             yield (event.get("key"), event.get("value")) if isinstance(event, dict) else (None, None)

@@ -1,4 +1,4 @@
-"""The log that MLPerf's run_and_time.sh left: mlperf.log and the RESULT line."""
+"""Writer of the log that MLPerf's run_and_time.sh produced: mlperf.log and the RESULT line."""
 
 import getpass
 import logging
@@ -7,7 +7,7 @@ from datetime import datetime
 
 from trainstone.files import write_atomically
 from trainstone.measure.recorder import Sink
-from trainstone.originals.mlperf.training_log import read_whole
+from trainstone.originals.mlperf.training_log import read_events
 from trainstone.originals.mlperf_ssd.training_lines import SsdLog
 from trainstone.originals.output_file import RunFacts
 from trainstone.results.schema.run import FINISHED, Status
@@ -16,16 +16,16 @@ from trainstone.text import printable
 log = logging.getLogger(__name__)
 
 LATEST_MS = 10**14
-"""Later than any run; a damaged log may say anything."""
+"""Later than any run: larger times come from a damaged log."""
 DATE = "%Y-%m-%d %I:%M:%S %p"
 
 
 class ResultLine(Sink):
-    """The log of MLPerf's MXNet programs as run_and_time.sh left it: all of mlperf.log, then the RESULT line.
+    """Log of MLPerf's MXNet programs as run_and_time.sh wrote it: all of mlperf.log, then the RESULT line.
 
-    original/<yymmddHHMMSSNNNNNNNNN>_1.log, after the program's start (init_start), as its seconds are counted from
-    there to the last event: initialisation is in them. It is written at the end, when mlperf.log is complete; of a
-    detector its lines are in it, too. A run that did not come to its end has none.
+    The file is original/<yymmddHHMMSSNNNNNNNNN>_1.log, named after the program's start (init_start). The seconds of the
+    RESULT line count from there to the last event, initialisation included. A detector's training lines are included.
+    It is written at the end, when mlperf.log is complete; an unfinished run has none.
     """
 
     def __init__(self, facts: RunFacts) -> None:
@@ -35,11 +35,11 @@ class ResultLine(Sink):
         if status not in FINISHED:
             return
         facts = self._facts
-        source, lines = facts.folder / "mlperf.log", facts.place / SsdLog.file
+        source, lines = facts.folder / "mlperf.log", facts.original_folder / SsdLog.file
         text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
-        events = [event for event in read_whole(source) if event.time_ms < LATEST_MS] if text else []
+        events = [event for event in read_events(source) if event.time_ms < LATEST_MS] if text else []
         if not events:
-            log.warning("no RESULT line: %s has no event", source)
+            log.warning("no RESULT line written: %s has no events", source)
             return
         milliseconds = next((event for event in events if event.key == "init_start"), events[0]).time_ms
         start, end = milliseconds // 1000, events[-1].time_ms // 1000
@@ -47,14 +47,14 @@ class ResultLine(Sink):
         benchmark, printed = "IMAGE_CLASSIFICATION", ""
         try:
             user = getpass.getuser()
-        except (KeyError, OSError, ImportError):  # the system has no name for it
+        except (KeyError, OSError, ImportError):  # the user id has no name
             user = str(os.getuid())
         if facts.config.original.name == "mlperf_ssd":
             benchmark, user = "SINGLE_STAGE_DETECTOR", facts.config.mlperf.org
             printed = lines.read_text(encoding="utf-8", errors="replace") if lines.is_file() else ""
-        path = facts.place / f"{began:%y%m%d%H%M%S}{milliseconds % 1000:03d}000000_1.log"
+        path = facts.original_folder / f"{began:%y%m%d%H%M%S}{milliseconds % 1000:03d}000000_1.log"
         path.parent.mkdir(exist_ok=True)
-        runner = printable(user).replace(",", " ")  # commas part the fields
+        runner = printable(user).replace(",", " ")  # commas separate the fields
         pieces = [
             text,
             "" if text.endswith("\n") else "\n",

@@ -1,8 +1,8 @@
-"""Writes mlperf.log of a training run line by line while it goes on: the keys of MLPerf's rules 0.7.0 to 4.0.0.
+"""Writer of mlperf.log during a training run: the keys of MLPerf's rules 0.7.0 to 4.0.0. Rank 0 writes it.
 
-Rank 0 writes. Before run_start stands who runs what with which values, in the original's order but for init_start: it
-comes first, as it is of the program's start, and so times rise. When a run is resumed from a checkpoint, events of
-later steps are cut and made again, and not before the run has done something new.
+Before run_start come submission, benchmark and hyperparameters, in the original's order except for init_start: it is
+first, since its time is the program's start, and so times never decrease. When a run is resumed from a checkpoint,
+events of later steps are removed, but only once the run has done something new.
 """
 
 import logging
@@ -25,7 +25,7 @@ from trainstone.engine.training_data import order_images
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.files import read_lines
-from trainstone.formats.mllog import Event, format_line, kind_of, parse_line
+from trainstone.formats.mllog import Event, find_event_kind, format_line, parse_line
 from trainstone.machine.page_cache import NOT_REQUESTED, CacheCleared, clear_page_cache
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import name_device
@@ -41,32 +41,32 @@ log = logging.getLogger(__name__)
 
 MLPERF_LOG = "mlperf.log"
 SOURCE = {"file": "trainstone/originals/mlperf/training_log.py", "lineno": 1}
-"""Where a line comes from, as MLPerf's logger says it."""
+"""Source position of a line, as MLPerf's logger writes it."""
 RESUMED = "resumed"
-"""Our own key: a later start goes on here. One that made up for an evaluation stands before it."""
+"""trainstone's own key: the run was resumed here. If it resumed with a pending evaluation, it precedes eval_start."""
 AFTER_STEPS = ("epoch_stop", "tracked_stats", "throughput")
 OF_EVALUATION = ("eval_start", "eval_stop", "eval_accuracy", "block_stop", RESUMED)
-MANY_DEPARTURES = 3
+MAX_SHOWN_VIOLATIONS = 3
 Division = Literal["closed", "open"]
 
 
 def choose_division(config: Config, sizes: RunSizes) -> tuple[Division, list[str]]:
-    """Return the division, and what speaks against the closed one."""
-    departures = BENCHMARKS[config.workload].find_departures(config, sizes)
+    """Return the division, and the violated rules of the closed one."""
+    violations = BENCHMARKS[config.workload].find_violations(config, sizes)
     requested = config.mlperf.division
     if requested != "auto":
-        return requested, departures
-    return "open" if departures else "closed", departures
+        return requested, violations
+    return "open" if violations else "closed", violations
 
 
 class StartTimes(NamedTuple):
     init_ms: int
-    """When the program started."""
+    """Start of the program."""
     built_ms: int
-    """When the network was on its device."""
+    """The network was built and on its device."""
 
 
-def list_head(
+def list_header(
     config: Config,
     sizes: RunSizes,
     device_name: str,
@@ -75,11 +75,11 @@ def list_head(
     times: StartTimes,
     now_ms: int,
 ) -> list[Event]:
-    """Return the lines up to the start of the run, which is now, and its numbers of images."""
+    """Return the events up to run_start, whose time is `now_ms`, and the two numbers of samples after it."""
     init_ms, built_ms = times
     assert isinstance(config.train.batch_size, int)  # engine/fit.py resolved it
     benchmark = BENCHMARKS[config.workload]
-    # Caches are cleared before the network is built; another host's clock may differ.
+    # Caches are cleared before the network is built, but another host's clock may differ.
     cleared_ms = built_ms if cleared.at_seconds is None else min(int(cleared.at_seconds * 1000), built_ms)
     tensors = [benchmark.name_tensor(name) for name in parameters]
     submitted = {
@@ -105,22 +105,22 @@ def list_head(
 
 
 def make_event(key: str, value: Any, time_ms: int, **metadata: Any) -> Event:
-    """Return an event of a kind that its key says."""
-    return Event(key, value, kind_of(key), time_ms, SOURCE | metadata)
+    """Return an event; its kind follows from the key."""
+    return Event(key, value, find_event_kind(key), time_ms, SOURCE | metadata)
 
 
-def read_whole(path: Path) -> list[Event]:
-    """Read a log up to its end or to the first line that cannot be read; nothing where there is no file."""
+def read_events(path: Path) -> list[Event]:
+    """Read a log up to its end or to the first damaged line; a missing file gives an empty list."""
     events: list[Event] = []
-    with suppress(DataError, ValueError):  # a line was cut when the machine went down: the rest is made again
+    with suppress(DataError, ValueError):  # a line was cut when the machine crashed: the rest is written again
         for _, line in read_lines(path):
             if event := parse_line(line):
                 events.append(event)
     return events
 
 
-def stays(event: Event, done: int, *, evaluated: bool) -> bool:
-    """Return whether an event was before the checkpoint; those of the head have no step."""
+def is_before_checkpoint(event: Event, done: int, *, evaluated: bool) -> bool:
+    """Return whether an event precedes the checkpoint after `done` steps; header events have no step."""
     step = event.metadata.get("step")
     if not isinstance(step, int) or step > done:
         return False
@@ -129,15 +129,18 @@ def stays(event: Event, done: int, *, evaluated: bool) -> bool:
     return step < done or event.key in AFTER_STEPS or (evaluated and event.key in OF_EVALUATION)
 
 
-def find_open(events: Sequence[Event], key: str, number: str) -> int | None:
-    """Return the epoch, or the first of the block, that began and did not end."""
+def find_unfinished(events: Sequence[Event], key: str, number: str) -> int | None:
+    """Return the epoch, or the first epoch of the block, that started and has not stopped."""
     last = next((event for event in reversed(events) if event.key in (f"{key}_start", f"{key}_stop")), None)
     found = last.metadata.get(number) if last is not None and last.key == f"{key}_start" else None
     return found if isinstance(found, int) and found > 0 else None
 
 
 class MlperfLog(Sink):
-    """The log of one run. Steps are counted as done; events after run_start carry them, so that they can be cut."""
+    """Sink that writes the mlperf.log of one run.
+
+    Events after run_start carry the number of completed steps, so that a resumed run can remove later ones.
+    """
 
     def __init__(
         self,
@@ -145,67 +148,70 @@ class MlperfLog(Sink):
         event_schedule: EventSchedule,
         config: Config,
         ranks: int,
-        list_head: Callable[[int], list[Event]],
+        list_header: Callable[[int], list[Event]],
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Write into `path`; None: nowhere, on other ranks than rank 0. `list_head`: of the time of run_start."""
+        """`path`: None on ranks other than 0, which write nothing. `list_header(run_start_ms)` returns the header."""
         self._path, self._event_schedule, self._config, self._ranks = path, event_schedule, config, ranks
-        self._list_head, self._now = list_head, now
+        self._list_header, self._now = list_header, now
         self._file: IO[str] | None = None
         self._done = 0
-        """Steps, of all starts."""
+        """Completed steps, those before a resume included."""
         self._pending: list[Event] | None = None
-        """The log of a resumed run, as long as the run has not done anything new."""
+        """The log of a resumed run until the run does something new."""
         self._evaluated_ms: int | None = None
-        """When the last evaluation was over."""
+        """End of the last evaluation."""
         self._epoch: int | None = None
-        """The one that goes on, from 1."""
+        """The current epoch, from 1."""
         self._block: int | None = None
-        """First epoch of those between two evaluations."""
+        """First epoch of the current block (the epochs between two evaluations)."""
         self._stopped = False
         self._first_seconds: float | None = None
-        """When the first step of this epoch, of this start, began."""
+        """Start time of this process's first step in the current epoch."""
         self._images = 0
         self._resumed = False
-        """A later start goes on, and its first step or evaluation is still to come."""
+        """The run was resumed, and its first step or evaluation is still to come."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is None:
             return
         if kind is not None and not self._stopped:
-            with suppress(OSError, ValueError):  # what broke the run may be this very file
+            with suppress(OSError, ValueError):  # this file may be the cause of the failure
                 self._stop("aborted", "failed" if issubclass(kind, Exception) else "interrupted")
         with suppress(OSError):
             self._file.close()
 
     def begin(self) -> None:
-        """The run starts: training data is touched from here on."""
+        """Write the header with run_start; training data must not be read before this."""
         if self._path is not None:
             self._file = self._path.open("w", encoding="utf-8")
-            self._write(self._list_head(self._now_ms()))
+            self._write(self._list_header(self._now_ms()))
 
     def resume(self, done: int, *, evaluated: bool) -> None:
-        """Continue the log of a run that has done some steps; `judged`: and an evaluation after them.
+        """Continue the log of a run resumed after `done` steps; `evaluated`: their evaluation is complete, too.
 
-        The file is left as it is until there is something new. Values of the head are today's, its times the old ones:
-        run_start stays, so that the pause is counted, and the event `resumed` says that there was one.
+        The file is unchanged until the run does something new. The header gets the current values but the old times:
+        run_start keeps its time, so that the pause counts, and the event `resumed` records it.
         """
         if self._path is None:
             return
-        head, before = self._list_head(self._now_ms()), read_whole(self._path)
+        head, before = self._list_header(self._now_ms()), read_events(self._path)
         old = {event.key: event for event in reversed(before)}
         kept: list[Event] = []
         if start := old.get("run_start"):
             head = [event._replace(time_ms=old.get(event.key, start).time_ms) for event in head]
             head = [old.get(event.key, event) if event.key == "cache_clear" else event for event in head]
-            kept = [event for event in before if stays(event, done, evaluated=evaluated)]
+            kept = [event for event in before if is_before_checkpoint(event, done, evaluated=evaluated)]
         else:
-            log.warning("%s is missing or damaged: it starts again, run_start included", self._path.name)
+            log.warning("%s is missing or damaged: it is started again, with a new run_start", self._path.name)
         if kept and kept[-1].key == RESUMED and kept[-1].metadata["step"] == done:
-            kept.pop()  # nothing is left of what that start did
+            kept.pop()  # everything after that resume was removed
         self._done, self._pending, self._resumed = done, [*head, *kept], True
-        self._epoch, self._block = find_open(kept, "epoch", "epoch_num"), find_open(kept, "block", "first_epoch_num")
+        self._epoch, self._block = (
+            find_unfinished(kept, "epoch", "epoch_num"),
+            find_unfinished(kept, "block", "first_epoch_num"),
+        )
         self._stopped = any(event.key == "run_stop" for event in kept)
         self._evaluated_ms = next((event.time_ms for event in reversed(kept) if event.key == "eval_accuracy"), None)
 
@@ -214,7 +220,7 @@ class MlperfLog(Sink):
         epoch = self._event_schedule.whole_epochs_after(done) + 1
         if self._block is None:
             self._block = first = self._epoch or epoch
-            last = max(first, self._find_evaluated(self._event_schedule.next_evaluation(first - 1)))
+            last = max(first, self._find_evaluated_epoch(self._event_schedule.next_evaluation(first - 1)))
             self._add("block_start", done, first_epoch_num=first, epoch_count=last - first + 1)
         if self._epoch is None:
             self._epoch = epoch
@@ -231,7 +237,7 @@ class MlperfLog(Sink):
         over = self._event_schedule.whole_epochs_after(done)
         if self._epoch is not None and over >= self._epoch:
             self._add("epoch_stop", done, epoch_num=self._epoch)
-            for epoch in range(self._epoch + 1, over + 1):  # a step that takes more than one epoch has
+            for epoch in range(self._epoch + 1, over + 1):  # a step may span more than one epoch
                 self._add("epoch_start", done - 1, epoch_num=epoch)
                 self._add("epoch_stop", done, epoch_num=epoch)
             self._add_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
@@ -239,19 +245,19 @@ class MlperfLog(Sink):
 
     def begin_evaluation(self, done: int) -> None:
         self._note_resumed(done)
-        self._add("eval_start", done, epoch_num=self._find_evaluated(done))
+        self._add("eval_start", done, epoch_num=self._find_evaluated_epoch(done))
 
     def end_evaluation(self, done: int) -> None:
-        if self._config.eval.async_:  # else the end is written with the scores
+        if self._config.eval.async_:  # otherwise the end is written with the scores
             self._commit()
-            self._add("eval_stop", done, epoch_num=self._find_evaluated(done))
+            self._add("eval_stop", done, epoch_num=self._find_evaluated_epoch(done))
             self._end_block(done)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Write the scores; the run's time ends with those that reach the target."""
+        """Write the scores; the run stops here if they reach the target."""
         self._commit()
         step, config = evaluation.step, self._config.eval
-        epoch, value = self._find_evaluated(step), evaluation.metrics[config.metric]
+        epoch, value = self._find_evaluated_epoch(step), evaluation.metrics[config.metric]
         if not self._config.eval.async_:
             self._add("eval_stop", step, epoch_num=epoch)
         self._add("eval_accuracy", step, value, epoch_num=epoch, metric=config.metric)
@@ -262,11 +268,11 @@ class MlperfLog(Sink):
             self._stop("success", "target_reached", self._done)
 
     def finish(self, status: Status) -> None:
-        """Write the end, unless an evaluation has done so."""
+        """Write run_stop, unless an evaluation has already done so."""
         self._commit()
         if self._stopped:
             return
-        # A start that was killed after its last evaluation lost these lines.
+        # These lines are lost if a process was killed after its last evaluation.
         at_ms = self._evaluated_ms if status == "target_reached" else None
         if status in FINISHED:  # the last epochs may not have been evaluated
             self._end_block(self._done, at_ms)
@@ -287,18 +293,18 @@ class MlperfLog(Sink):
         self._resumed = False
 
     def _add_rate(self, done: int, seconds: float) -> None:
-        """The original's two lines of an epoch's speed, pauses within it included."""
+        """Write the original's two lines of an epoch's speed, pauses within it included."""
         config, images = self._config, float(self._images)
         if config.original_defects and config.original.name == "mlperf" and config.schedule.images:
-            # It counted so many an epoch, whatever the data set has.
+            # The original counted schedule.images per epoch, whatever the data set has.
             images *= config.schedule.images / self._event_schedule.images
         if seconds > 0:
             rate = images / seconds
             self._add("tracked_stats", done, {"imgs_sec": rate})
             self._add("throughput", done, rate)
 
-    def _find_evaluated(self, done: int) -> int:
-        """Return the epoch that an evaluation after so many steps follows, or lies in."""
+    def _find_evaluated_epoch(self, done: int) -> int:
+        """Return the epoch that an evaluation after `done` steps belongs to: just completed, or current."""
         completed = self._event_schedule.whole_epochs_after(done)
         return max(1, completed if completed > self._event_schedule.whole_epochs_after(done - 1) else completed + 1)
 
@@ -314,7 +320,7 @@ class MlperfLog(Sink):
         return int(self._now() * 1000)
 
     def _commit(self) -> None:
-        """Cut the log of a resumed run, now that it goes on."""
+        """Replace the file of a resumed run, now that there is something new."""
         if self._pending is not None and self._path is not None:
             write_atomically(self._path, [format_line(event) + "\n" for event in self._pending])
             self._file, self._pending = self._path.open("a", encoding="utf-8"), None
@@ -326,11 +332,11 @@ class MlperfLog(Sink):
 
 
 def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheCleared, list[Finding]]:
-    """Clear the page cache on every host on request; a finding where it could not be done."""
+    """Clear the page cache on every host if mlperf.clear_caches is set; return a finding if that failed."""
     if not config.mlperf.clear_caches:
         return NOT_REQUESTED, []
     if resumed:
-        return CacheCleared(False, "page cache not cleared: the run had begun before"), []
+        return CacheCleared(False, "page cache not cleared: the run was resumed"), []
     mine = clear_page_cache() if world.rank.local == 0 else CacheCleared(True, "")
     found = [CacheCleared(**one) for one in gather(world, mine._asdict()) or [mine._asdict()]]
     failed = [one for one in found if not one.done]
@@ -342,12 +348,12 @@ def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheC
 def open_log(
     run: RunFolder, fitted: Fitted, images: tuple[int, int], rank: Rank, network: nn.Module, cleared: CacheCleared
 ) -> MlperfLog:
-    """Return the log of this rank, with nothing written yet; only rank 0 has a file. `images`: train and val.
+    """Create this rank's log without writing anything yet; only rank 0 has a file. `images`: train and val.
 
-    To be called when the network has just been built: the log has that moment.
+    Call it right after building the network: the log records that time.
     """
     built_seconds = time.time()
-    try:  # this process may have replaced itself since (engine.keep_memory)
+    try:  # not this module's import time: the process may have restarted itself (engine.keep_memory)
         started_seconds = psutil.Process().create_time()
     except psutil.Error:
         started_seconds = built_seconds
@@ -355,11 +361,11 @@ def open_log(
     order = order_images(config, images[0], rank)
     global_batch = order.global_batch * config.train.accumulate
     event_schedule = EventSchedule(order.epoch_images, global_batch, config.eval, config.stop, config.checkpoint)
-    sizes = measure_sizes(config, *images, rank)
-    division, departures = choose_division(config, sizes)
-    log.info("mlperf.log: %s division%s", division, f": {'; '.join(departures)}" if departures else "")
+    sizes = compute_sizes(config, *images, rank)
+    division, violations = choose_division(config, sizes)
+    log.info("mlperf.log: %s division%s", division, f": {'; '.join(violations)}" if violations else "")
     head = partial(
-        list_head,
+        list_header,
         config,
         sizes,
         name_device(fitted.device),
@@ -374,22 +380,22 @@ def open_log(
 
 
 def find_run_start(run: RunFolder) -> float | None:
-    """Return when the run began, in seconds since 1970, as its log says; None where it does not."""
-    events = read_whole(run.path / MLPERF_LOG)
+    """Return run_start of the log in seconds since 1970; None if the log has none."""
+    events = read_events(run.path / MLPERF_LOG)
     return next((event.time_ms / 1000 for event in events if event.key == "run_start"), None)
 
 
 def check_division(config: Config, images: tuple[int, int], rank: Rank) -> list[Finding]:
-    """A finding where mlperf.division is closed and its rules are not kept."""
-    division, departures = choose_division(config, measure_sizes(config, *images, rank))
-    if division == "open" or not departures:
+    """Return a finding if mlperf.division is closed but its rules are violated."""
+    division, violations = choose_division(config, compute_sizes(config, *images, rank))
+    if division == "open" or not violations:
         return []
-    shown = "; ".join(departures[:MANY_DEPARTURES])
-    return [finding("not-closed", f"mlperf.division is closed, but its rules are not kept (log.txt has all): {shown}")]
+    shown = "; ".join(violations[:MAX_SHOWN_VIOLATIONS])
+    return [finding("not-closed", f"mlperf.division is closed, but rules are violated (all in log.txt): {shown}")]
 
 
-def measure_sizes(config: Config, train_images: int, val_images: int, rank: Rank) -> RunSizes:
-    """Return the numbers of a run on so many images."""
+def compute_sizes(config: Config, train_images: int, val_images: int, rank: Rank) -> RunSizes:
+    """Return the batch sizes and step counts of a run on a data set of this size."""
     train, schedule = config.train, config.schedule
     assert isinstance(train.batch_size, int)  # engine/fit.py resolved it
     global_batch = train.batch_size * train.accumulate * rank.world

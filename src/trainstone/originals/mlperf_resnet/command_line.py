@@ -1,6 +1,6 @@
-"""MLPerf's MXNet ResNet-50 (NVIDIA's, as Backend.AI packaged it) and MXNet SSD (Dell EMC's).
+"""Parser of command lines of MLPerf's MXNet ResNet-50 (NVIDIA's, as Backend.AI packaged it).
 
-Of both: variables of their start scripts, config_*.sh, flags of their programs, and the SSD's other scripts.
+It reads variables of the start scripts, config_*.sh files and the flags of train_imagenet.py.
 """
 
 import itertools
@@ -17,23 +17,23 @@ from trainstone.originals.command_line.reader import (
     Request,
     Verb,
     check_counts,
+    complete_geometry,
     read_flags,
     read_line,
     read_variables,
     set_data,
     set_out,
-    settle,
 )
 from trainstone.originals.mlperf_ssd.command_line import BACKBONE, SSD_SCRIPTS, WARM_UPS
 
 RESNET50 = "mlperf-resnet50"
 PROGRAM = r"train_imagenet\.py|run_and_time\.sh|run_with_docker\.sh|run\.sub"
 REPEATING = ("run_with_docker.sh", "run.sub")
-# The rate and batch that the recipe is written for; the published others lie near the square root of the batch.
+# Learning rate and batch of the recipe; the other published rates scale about with the square root of the batch.
 RATE, BATCH, GLOBAL_BATCH = 10.5, 408, 3264
-ODD = 3.0
+MAX_RATE_FACTOR = 3.0
 PACKAGED_SYSTEM = "trainstone train resnet50-mlperf --system backendai-1x2"
-# What config_DGXA100.sh of the Backend.AI package sets, which both scripts source.
+# Variables of the Backend.AI package's config_DGXA100.sh, which both scripts source.
 PACKAGED = (
     "export OPTIMIZER=sgdwfastlars BATCHSIZE=4 LR=10.5 WARMUP_EPOCHS=2 WD=5.0e-05 LABELSMOOTHING=0.1 LRSCHED=pow2 "
     "NUMEPOCHS=37"
@@ -44,8 +44,8 @@ SCRIPTS = {
 }
 
 
-def understand_resnet50(words: Sequence[str]) -> Request:
-    """Read variables, a config_*.sh, a start script with variables before it, or a line of train_imagenet.py."""
+def parse_resnet50(words: Sequence[str]) -> Request:
+    """Parse variables, a config_*.sh, a start script with variables before it, or a line of train_imagenet.py."""
     line = read_line(words, PROGRAM, SCRIPTS)
     if line.program == "train_imagenet.py" or line.after:
         return read_program(line)
@@ -53,7 +53,7 @@ def understand_resnet50(words: Sequence[str]) -> Request:
 
 
 def read_program(line: Line) -> Request:
-    """Read the flags of train_imagenet.py."""
+    """Parse the flags of train_imagenet.py."""
     given = read_flags(RESNET50, line.after)
     values = given.values
     geometry = line.geometry
@@ -62,7 +62,9 @@ def read_program(line: Line) -> Request:
     method, notes = read_method(values["optimizer"], values.get("lr-step-epochs", "0"), values["e2e-cuda-graphs"])
     size = re.fullmatch(r"[34],(\d{2,4}),\1", values["image-shape"])
     if size is None:
-        raise ConfigError(f"invalid --image-shape={values['image-shape']}: expected channels and a square: 3,224,224")
+        raise ConfigError(
+            f"invalid --image-shape={values['image-shape']}: expected 3 or 4 channels and a square, such as 3,224,224"
+        )
     keys = given.keys | method
     keys |= {
         "data.image_size": int(size[1]),
@@ -79,17 +81,17 @@ def read_program(line: Line) -> Request:
 
 
 def read_script_variables(line: Line) -> Request:
-    """Read variables, given as words or in files, before a start script or alone."""
+    """Parse variables, given as words or in files, with or without a start script."""
     if "NODENUM" in line.values and "NETWORK" in line.values:
-        line.notes.append(f"NETWORK={line.values.pop('NETWORK')}: docker's network; no container is needed")
+        line.notes.append(f"NETWORK={line.values.pop('NETWORK')}: ignored, docker's network; no container is needed")
     if "$" in line.values.get("SEED", ""):
-        line.notes.append(f"SEED={line.values.pop('SEED')}: not drawn; give --seed or --runs")
+        line.notes.append(f"SEED={line.values.pop('SEED')}: ignored, no shell is started; add --seed N or --runs N")
     given = read_variables(RESNET50, line)
     values = given.values
     check_counts(values, ("DGXNGPU", "DGXNNODES", "GPUPERNODE", "NODENUM"))
-    each, nodes = values.get("GPUPERNODE", values.get("DGXNGPU")), values.get("NODENUM", values.get("DGXNNODES"))
+    per_node, nodes = values.get("GPUPERNODE", values.get("DGXNGPU")), values.get("NODENUM", values.get("DGXNNODES"))
     started = line.geometry
-    geometry = settle(nodes or started.nodes, each or started.each, started.ranks)
+    geometry = complete_geometry(nodes or started.nodes, per_node or started.per_node, started.ranks)
     method, notes = read_method(values["OPTIMIZER"], values["LRSCHED"], values["E2E_CUDA_GRAPHS"])
     keys = given.keys | method
     if values["TIME_TAGS"] or values["NVTX_FLAG"]:
@@ -110,11 +112,11 @@ def read_script_variables(line: Line) -> Request:
 
 
 def read_method(optimizer: str, plan: str, graphs: int) -> tuple[dict[str, Any], list[str]]:
-    """Return optimiser and schedule, and what LARS lacks here; a list of epochs is a schedule in steps."""
+    """Return the keys of optimiser and schedule, and notes on LARS; a list of epochs is a step schedule."""
     plain = optimizer == "sgd"
     keys: dict[str, Any] = {"optimizer.name": "sgd" if plain else "lars", "engine.cuda_graphs": plain and graphs > 0}
     if plain:
-        keys["optimizer.momentum_correction"] = False  # MXNet's SGD has the rate within its momentum
+        keys["optimizer.momentum_correction"] = False  # MXNet's SGD multiplies by the rate inside the momentum
     if re.fullmatch(r"pow2?", plan):
         keys |= {"schedule.name": "polynomial", "schedule.power": 2.0, "schedule.end_rate": 1e-4}
     elif plan == "0":
@@ -124,27 +126,29 @@ def read_method(optimizer: str, plan: str, graphs: int) -> tuple[dict[str, Any],
         keys |= {"schedule.name": "steps", "schedule.decay_epochs": epochs, "schedule.decay_late": True}
     else:
         raise ConfigError(f"invalid schedule {plan}: expected pow2 or a list of epochs such as 30,60,80")
-    notes = ["sgdwfastlarsv2: no formula of it is published; LARS is used"] * (optimizer == "sgdwfastlarsv2")
-    notes += ["CUDA graphs: not captured with LARS, whose rates are the host's"] * (graphs > 0 and not plain)
+    notes = ["sgdwfastlarsv2: its formula is not published; LARS is used"] * (optimizer == "sgdwfastlarsv2")
+    notes += ["CUDA graphs: off with LARS, which computes its rates on the host"] * (graphs > 0 and not plain)
     return keys, notes
 
 
 def set_rate(keys: dict[str, Any], geometry: Geometry) -> list[str]:
-    """Set which batch the rate is meant for; return a note where it is far from the recipe's rule."""
+    """Set the batch that the learning rate is for; return a note if it is far from the recipe's rule."""
     rate, batch, sgd = keys["optimizer.learning_rate"], keys["train.batch_size"], keys["optimizer.name"] == "sgd"
     count = geometry.devices()
     if count is None:
         if (rate, batch) == (RATE, BATCH) and not sgd:
             return []
         keys["optimizer.rate_for"] = "run"
-        return ["the number of devices is not given: the rate is taken as it is, on one or on many"]
+        return ["the number of devices is not given: the learning rate is used unchanged on any number"]
     images = batch * count
     keys |= {"optimizer.rate_for": images, "optimizer.rate_growth": "linear" if sgd else "sqrt"}
     usual = RATE * math.sqrt(max(images, 1) / GLOBAL_BATCH)
-    if sgd or usual / ODD <= rate <= usual * ODD:
+    if sgd or usual / MAX_RATE_FACTOR <= rate <= usual * MAX_RATE_FACTOR:
         return []
     instead = PACKAGED_SYSTEM if (count, batch) == (2, 4) else f"--set optimizer.learning_rate={usual:.2g}"
-    return [f"rate {rate:g} for {images:,} images per step: the recipe's rule gives {usual:.2g}: {instead}"]
+    return [
+        f"learning rate {rate:g} for {images:,} images per step: the recipe's rule gives {usual:.2g}; use {instead}"
+    ]
 
 
 SSD_SCRIPTS |= {

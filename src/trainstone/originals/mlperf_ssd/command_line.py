@@ -1,4 +1,4 @@
-"""Command lines of MLPerf's MXNet SSD (Dell EMC's): the program, its scripts, and how its data was prepared."""
+"""Parser of command lines of MLPerf's MXNet SSD (Dell EMC's): program, start scripts and data preparation."""
 
 import re
 import shlex
@@ -12,13 +12,13 @@ from trainstone.originals.command_line.reader import (
     Parser,
     Request,
     check_counts,
+    complete_geometry,
     read_flags,
     read_line,
     read_script,
     read_variables,
     set_data,
     set_out,
-    settle,
     split_text,
 )
 
@@ -30,7 +30,7 @@ DOCKER = r"build_container\.sh|build\.sh|launch\.sh|launch_local\.sh|config\.sh"
 PREPARING = rf"mll-status|prepare-json\.py|create_tfrecord\.(?:py|sh)|get_resnet34_backbone\.sh|{DOCKER}"
 BASE_RATE = 2.5e-3
 BACKBONE = "resnet34-333f7ec4.pickle"
-# config_*.sh: names of the same system, its nodes, GPUs of a node, EXTRA_PARAMS.
+# config_*.sh: names of the system, its nodes, GPUs per node, EXTRA_PARAMS.
 SYSTEMS = (
     ("C4140", 1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
     ("2xC4140 2xC4140_01x08x56", 2, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4"),
@@ -42,17 +42,17 @@ SYSTEMS = (
     ("DGX1 DGX1_01x08x56", 1, 8, "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
     ("DGXA100 DGXA100_1x8x114", 1, 8, "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4"),
 )
-# scripts/train/dgx1: batch, and 300 steps of warm-up in epochs, by how many GPUs share batch norm.
+# scripts/train/dgx1: batch size and 300 warm-up steps in epochs, by the number of GPUs that share batch norm.
 WARM_UPS = {1: (128, 2.619685), 2: (64, 1.3098425), 4: (32, 0.65492125)}
 SSD_SCRIPTS = {
-    f"config_{name}.sh": f"export NNODES={nodes} NGPU={each} EXTRA_PARAMS='{extra}'"
-    for names, nodes, each, extra in SYSTEMS
+    f"config_{name}.sh": f"export NNODES={nodes} NGPU={per_node} EXTRA_PARAMS='{extra}'"
+    for names, nodes, per_node, extra in SYSTEMS
     for name in names.split()
 }
 
 
-def understand_ssd(words: Sequence[str]) -> Request:
-    """Read variables, a config_*.sh, a start script with variables before it, or a line of ssd_main.py."""
+def parse_ssd(words: Sequence[str]) -> Request:
+    """Parse variables, a config_*.sh, a start script with variables before it, or a line of ssd_main.py."""
     line = read_line(words, rf"{SSD_PROGRAM}|{PREPARING}|{STARTING}", SSD_SCRIPTS)
     if re.fullmatch(PREPARING, line.program):
         return read_preparing(line)
@@ -62,11 +62,11 @@ def understand_ssd(words: Sequence[str]) -> Request:
 
 
 def read_ssd_program(line: Line, words: Sequence[str], geometry: Geometry) -> Request:
-    """Read the flags of ssd_main.py."""
+    """Parse the flags of ssd_main.py."""
     given = read_flags(SSD, words, short={"-j": "dali-workers", "-t": "target-map"})
     values, written = given.values, given.written
     if "resume-from" in written and "pretrained-backbone" in written:
-        raise ConfigError("--resume-from and --pretrained-backbone exclude each other")
+        raise ConfigError("--resume-from and --pretrained-backbone cannot be combined", hint="remove one of them")
     precision, interval = values["precision"], values.get("val-interval", 0)
     loss_scale = {"fp16": {"train.loss_scale": values["fp16-loss-scale"]}, "amp": {"train.loss_scale": "dynamic"}}
     regular = range(interval, min(values["epochs"], 100_000) + 1, interval) if interval > 0 else ()
@@ -94,25 +94,25 @@ def read_ssd_program(line: Line, words: Sequence[str], geometry: Geometry) -> Re
         name = "tfrecord-root" if values["use-tfrecord"] else "coco-root"
         notes += set_data(keys, values[name] if name in written else None, f"--{name}")
         if not {"pretrained-backbone", "resume-from"} & set(written):
-            notes.append("--pretrained-backbone is not given: training starts from random weights, as there")
+            notes.append("--pretrained-backbone is not given: training starts from random weights, as in the original")
     return Request("bench" if values["synthetic"] else "train", keys, set_out(values.get("results")), geometry, notes)
 
 
 def read_ssd_variables(line: Line) -> Request:
-    """Read variables, given as words or in files, before a start script or alone."""
+    """Parse variables, given as words or in files, with or without a start script."""
     if "SYSTEM" in line.values:
         read_script(line, [f"config_{line.values['SYSTEM']}.sh"], 0)
     given = read_variables(SSD, line)
     values, started = given.values, line.geometry
     check_counts(values, ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP"))
-    nodes, each = values.get("NNODES", values.get("DGXNNODES")), values.get("NGPU", values.get("DGXNGPU"))
+    nodes, per_node = values.get("NNODES", values.get("DGXNNODES")), values.get("NGPU", values.get("DGXNGPU"))
     if nodes == 1 and any("2xC4140" in file for file in line.files):
         nodes = 2
-        line.notes.append("NNODES=1: the file of 2xC4140 says so by mistake; it ran on 2 nodes")
+        line.notes.append("NNODES=1: wrong in the file of 2xC4140; it ran on 2 nodes, so 2 is used")
     if line.program == "run.slurm":
-        each = each or 4
+        per_node = per_node or 4
     line.notes += given.notes
-    # What run_and_time.sh passes on to ssd_main_async.py.
+    # Flags that run_and_time.sh passes to ssd_main_async.py.
     words = ["--log-interval=100", "--data-layout=NHWC", f"--epochs={values['NUMEPOCHS']}", "--async-val"]
     if values.get("DATADIR"):
         words.append(f"--coco-root={values['DATADIR'].rstrip('/')}/coco2017")
@@ -121,7 +121,9 @@ def read_ssd_variables(line: Line) -> Request:
     if values.get("LOGDIR"):
         words.append(f"--results={values['LOGDIR']}")
     words += split_text(values.get("EXTRA_PARAMS", ""))
-    request = read_ssd_program(line, words, settle(started.nodes or nodes, started.each or each, started.ranks))
+    request = read_ssd_program(
+        line, words, complete_geometry(started.nodes or nodes, started.per_node or per_node, started.ranks)
+    )
     keys = dict(request.keys)
     if "CLEAR_CACHES" in given.written:
         keys["mlperf.clear_caches"] = values["CLEAR_CACHES"] > 0
@@ -130,8 +132,8 @@ def read_ssd_variables(line: Line) -> Request:
 
 
 def read_preparing(line: Line) -> Request:
-    """Return the command that equals a script which trains nothing."""
-    command, notes = ["doctor"], [f"{line.program}: no container is needed; --data DIR in place of mounts"]
+    """Return the trainstone command that replaces a script which trains nothing."""
+    command, notes = ["doctor"], [f"{line.program}: no container is needed; use --data DIR instead of mounts"]
     if line.program == "mll-status":
         command, notes = ["mlperf", "summary", *(line.after or ["LOG"])], []
     elif line.program == "prepare-json.py":
@@ -139,23 +141,25 @@ def read_preparing(line: Line) -> Request:
             PurePosixPath(next((word for word in line.after if not word.startswith("-")), "")).parent.parent
         )
         command = ["data", "coco", "--from", root, "--to", f"{root}-checked"]
-        notes = ["writes bbox_only_instances_*.json of both splits with their areas, and checks the images"]
+        notes = ["writes bbox_only_instances_*.json with areas for both splits, and checks the images"]
     elif line.program.startswith("create_tfrecord"):
         command, notes = create_records(line)
     elif line.program == "get_resnet34_backbone.sh":
         command = ["weights", "convert", "resnet34-333f7ec4.pth", "resnet34.safetensors"]
-        notes = ["`weights convert` can fetch the .pth from a URL; model.pretrained takes a file only, the .pth too"]
-    quoted = [word if re.fullmatch(r"[\w./*?-]+", word) else shlex.quote(word) for word in command]  # *.log stays
+        notes = ["`weights convert` also reads a URL; model.pretrained takes a file only, a .pth is fine"]
+    quoted = [
+        word if re.fullmatch(r"[\w./*?-]+", word) else shlex.quote(word) for word in command
+    ]  # *.log is not quoted
     return Request("train", {}, notes=(*line.notes, *notes), command=" ".join(["trainstone", *quoted]))
 
 
 def name_root(folder: PurePosixPath) -> str:
-    """Return the folder of a data set: COCO where the words do not name it."""
+    """Return the folder of a data set: COCO if the command line does not name it."""
     return "COCO" if folder.name in ("", "..") else str(folder)
 
 
 def create_records(line: Line) -> tuple[list[str], list[str]]:
-    """create_tfrecord.py for one split, or create_tfrecord.sh for both: `data convert` does both at once."""
+    """Return the `data convert` command, which converts both splits, for create_tfrecord.py (one) or .sh (both)."""
     parser = Parser(SSD)
     for names in ("-i", "-a", "-o", "-n", "-s --seed", "--size-threshold", "-d --dataset-dir", "-c --container"):
         parser.add_argument(*names.split())
@@ -166,9 +170,12 @@ def create_records(line: Line) -> tuple[list[str], list[str]]:
     folder = f"{given.get('dataset_dir', '/datasets/ssd')}/coco2017/train2017" if both else ""
     root = name_root(PurePosixPath(given.get("i", folder)).parent)
     target = PurePosixPath(given.get("o", root)).parent
-    beside = "o" not in given or target.is_relative_to(root) or target.name == ""
-    command = ["data", "convert", root, f"{root}-tfrecord" if beside else str(target), "--format", "tfrecord"]
+    in_root = "o" not in given or target.is_relative_to(root) or target.name == ""
+    command = ["data", "convert", root, f"{root}-tfrecord" if in_root else str(target), "--format", "tfrecord"]
     command += ["--skip-empty"] * (both or "skip_empty" in given) + ["--shuffle"] * (both or "seed" in given)
     command += ["--shards", given["n"]] if given.get("n", "1") != "1" else []
-    notes = ["both splits at once; validation images without boxes stay, boxes are edges as shares of the sides"]
+    notes = [
+        "converts both splits; validation images without boxes are kept, "
+        "boxes are stored as left, top, right, bottom relative to the image size"
+    ]
     return command, notes

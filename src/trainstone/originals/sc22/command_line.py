@@ -1,4 +1,4 @@
-"""Command lines of the SC22 study's torch_imagenet_resnet.py, and the scripts that start it; K-FAC only when off."""
+"""Parser of command lines of the SC22 study's torch_imagenet_resnet.py and its start scripts; K-FAC must be off."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,18 @@ SC22_SCRIPTS = {
     "run-resnet-single.sh": f"{LAUNCH} --nproc_per_node=1 {SC22_LINE} --batch-size 16 --local_rank ${{1:-0}}",
     "run-resnet-multi.sh": f"{LAUNCH} --nproc_per_node=3 --nnodes=${{2:-1}} {SC22_LINE} --batch-size ${{3:-64}}",
 }
-"""Their arguments: DEVICE RUN of -single, RUN NODES BATCH of -multi."""
+"""Arguments: DEVICE RUN for run-resnet-single.sh, RUN NODES BATCH for run-resnet-multi.sh."""
 
 
-def understand_sc22(words: Sequence[str]) -> Request:
-    """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
+def parse_sc22(words: Sequence[str]) -> Request:
+    """Parse a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
     line = read_line(words, PROGRAM, SC22_SCRIPTS)
     given = read_flags("sc22", line.after)
     values, written, keys = given.values, given.written, given.keys
     if values["kfac-update-freq"] != 0:
         raise ConfigError(
-            f"K-FAC is on, and there is none here: --kfac-update-freq is {values['kfac-update-freq']}",
-            hint="the study itself ran with --kfac-update-freq 0: give that",
+            f"K-FAC is not supported: --kfac-update-freq={values['kfac-update-freq']}; only 0 (off) is allowed",
+            hint="add --kfac-update-freq 0, as the study did",
         )
     keys["model.depth"] = int(values["model"].removeprefix("resnet"))
     keys["train.precision"] = "fp16" if values["fp16"] else "fp32"
@@ -44,6 +44,6 @@ def understand_sc22(words: Sequence[str]) -> Request:
     if "train-dir" in written:
         notes += set_data(keys, values["train-dir"], "--train-dir")
     else:
-        notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
+        notes.append("the study read ImageNetV2: add --data IMAGENETV2; without it batches are synthetic")
     options = set_out(values["log-dir"] if "log-dir" in written else None)
     return Request("bench", keys, options, line.geometry, notes)

@@ -1,7 +1,4 @@
-"""Programs of three suites: resnet_ctl_imagenet_main.py of TBD (TensorFlow 2), and the suite's scripts;
-torch_imagenet_resnet.py of the SC22 study of GPU variability, and the scripts that start it, K-FAC only when off;
-main.py of WMLCE's ResNet-50 (NVIDIA's TensorFlow 1 program), as Bede's job scripts start it.
-"""
+"""Parser of command lines of TBD's resnet_ctl_imagenet_main.py (TensorFlow 2) and the suite's scripts."""
 
 import re
 from collections.abc import Sequence
@@ -11,8 +8,8 @@ from trainstone.errors import ConfigError
 from trainstone.originals.command_line.reader import (
     PROGRAM,
     Geometry,
-    Given,
     Line,
+    ParsedFlags,
     Request,
     Verb,
     read_flags,
@@ -22,60 +19,63 @@ from trainstone.originals.command_line.reader import (
 )
 
 BATCH_SIZES = "1,2,4,8,16,32,64,96,128"
-MOST_PROFILED = 200
+MAX_PROFILED_STEPS = 200
 SUITE_BATCH, SUITE_DEVICES = 384, 4
-"""What run_train.sh passes, and on how many GPUs the suite ran it."""
+"""Global batch size of run_train.sh, and the number of GPUs that the suite ran it on."""
 TBD_SCRIPTS = {
     "run_train.sh": "python3 resnet_ctl_imagenet_main.py --batch_size=384 --dtype=fp32 --train_epochs=90 "
     "--distribution_strategy multi_worker_mirrored",
 }
-NO_DATA = "its images were in the container: give --data TFRECORDS, or the batches are synthetic"
+NO_DATA = "the images were in the suite's container: add --data TFRECORDS; without it batches are synthetic"
 
 
-def understand_tbd(words: Sequence[str]) -> Request:
-    """Read a line of the program, or one of the suite's scripts with its arguments."""
+def parse_tbd(words: Sequence[str]) -> Request:
+    """Parse a line of the program, or of one of the suite's scripts with its arguments."""
     line = read_line(words, rf"{PROGRAM}|measure_throughput\.sh|measure_compute_util\.sh", TBD_SCRIPTS)
     keys: dict[str, Any] = {}
     options: tuple[str, ...] = ("--batch-sizes", BATCH_SIZES)
     if line.program == "measure_throughput.sh":
         (keys["measure.iterations"],) = read_numbers(line, line.after, (1000,), "[STOP]")
-        note = "every batch size runs its steps; --seconds N instead of measure.iterations ends at a narrow interval"
+        note = "every batch size runs a fixed number of steps; --seconds N instead stops at a narrow interval"
     elif line.program == "measure_compute_util.sh":  # the timeline, or the cores
         usage = "nvprof|ncu [START] [ITERATIONS]"
         tool = line.after[0] if line.after else "nvprof"
         if tool not in ("nvprof", "ncu"):
-            raise ConfigError(f"{line.program} {tool}: expected {usage}")
+            raise ConfigError(f"invalid argument of {line.program}: {tool}; expected {usage}")
         start, count = read_numbers(line, line.after[1:], (1000, 200), usage)
-        one = f"trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
+        one = f"trainstone profile resnet50-tbd --start {start} --iterations {min(count, MAX_PROFILED_STEPS)}"
         options += ("--profile",) if tool == "nvprof" else ("--cores",)
-        note = f"each point is profiled when it is steady; of one batch size: {one}"
+        note = f"each batch size is profiled once it is steady; for a single batch size: {one}"
     else:
         return read_tbd_program(line)
     return Request("sweep", {**keys, "train.precision": "fp32"}, options, notes=(*line.notes, note, NO_DATA))
 
 
 def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], usage: str) -> tuple[int, ...]:
-    """Return the arguments of a script, its defaults where they are not given."""
+    """Return a script's arguments as numbers; missing ones get the script's defaults."""
     if len(words) > len(defaults) or not all(re.fullmatch(r"[1-9]\d{0,8}", word) for word in words):
-        raise ConfigError(f"{line.program} {' '.join(line.after)}: expected {usage}", hint="whole numbers")
+        raise ConfigError(
+            f"invalid arguments of {line.program}: {' '.join(line.after)}; expected {usage}",
+            hint="START, STOP and ITERATIONS are positive whole numbers",
+        )
     return (*map(int, words), *defaults[len(words) :])
 
 
 def read_tbd_program(line: Line) -> Request:
-    """Read the program's flags."""
+    """Parse the program's flags."""
     given = read_flags("tbd", line.after, negated=True, absl=True)
     values = given.values
     if values["num_gpus"] < 0:
-        raise ConfigError(f"--num_gpus={values['num_gpus']}: must be at least 0", hint="0 is the CPU")
+        raise ConfigError(f"invalid --num_gpus={values['num_gpus']}: must be at least 0", hint="0 selects the CPU")
     hosts = values.get("worker_hosts", "").split(",")
     geometry, notes = Geometry(), [*line.notes, *given.notes]
     if hosts[0] or "num_gpus" in given.written:
         geometry = Geometry(len(hosts), max(1, values["num_gpus"]))
-    elif values["distribution_strategy"] == "multi_worker_mirrored":  # it took every GPU there was
+    elif values["distribution_strategy"] == "multi_worker_mirrored":  # the program used all GPUs of the host
         suite = values["batch_size"] == SUITE_BATCH
         geometry = Geometry(1, SUITE_DEVICES) if suite else geometry
-        taken = f"the suite's {SUITE_DEVICES}" if suite else "one device's"
-        notes.append(f"--batch_size is of all GPUs; give --num_gpus, or it is taken as {taken}")
+        assumed = f"the suite's {SUITE_DEVICES} GPUs" if suite else "one device"
+        notes.append(f"--batch_size is the sum over all GPUs; without --num_gpus, {assumed} is assumed")
     verb: Verb = "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
     verb = "profile" if "profile_step" in values else verb
     keys = list_tbd_keys(given, geometry, verb)
@@ -85,16 +85,16 @@ def read_tbd_program(line: Line) -> Request:
         notes += set_data(keys, values["data_dir"] if "data_dir" in given.written else None, "--data_dir")
     options = set_out(values.get("benchmark_log_dir"))
     if verb == "profile":
-        count = min(values["steps_per_loop"], MOST_PROFILED)
+        count = min(values["steps_per_loop"], MAX_PROFILED_STEPS)
         options = ("--start", str(values["profile_step"]), "--iterations", str(count), *options)
     return Request(verb, keys, options, geometry, notes)
 
 
-def list_tbd_keys(given: Given, geometry: Geometry, verb: Verb) -> dict[str, Any]:
+def list_tbd_keys(given: ParsedFlags, geometry: Geometry, verb: Verb) -> dict[str, Any]:
     """Return the keys that the flags set."""
     values, devices = given.values, geometry.devices() or 1
     if values["batch_size"] % devices:
-        raise ConfigError(f"--batch_size={values['batch_size']} does not divide among {devices} devices")
+        raise ConfigError(f"invalid --batch_size={values['batch_size']}: must be a multiple of the {devices} devices")
     keys = given.keys
     keys["train.batch_size"] = values["batch_size"] // devices
     keys["loader.cache"] = "files" if values["training_dataset_cache"] else "off"

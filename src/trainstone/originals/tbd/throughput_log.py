@@ -1,10 +1,10 @@
-"""The logs of the TBD suite's ResNet-50: TimeHistory lines of a bench, and the training loop's log."""
+"""Writers of the TBD suite's ResNet-50 logs: TimeHistory lines of a bench, and the training loop's log."""
 
 import logging
 import os
 from datetime import datetime
 
-from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_every, format_line, format_prefix
+from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_log_steps, format_line, format_prefix
 from trainstone.originals.output_file import OriginalFile, RunFacts
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.schema.run import FINISHED, Status
@@ -13,20 +13,20 @@ from trainstone.results.steps import StepRecord, as_stored
 log = logging.getLogger(__name__)
 
 GAP = " " * 8
-"""Between the parts of a line of TensorFlow's training loop."""
+"""Separator within a line of TensorFlow's training loop."""
 METRICS = {"loss": "test_loss", "top1": "test_accuracy"}
 
 
 class ThroughputLog(OriginalFile):
-    """TimeHistory lines of a bench of the TBD suite's ResNet-50: original/throughput_data/batch_<n>.log.
+    """Writes TimeHistory lines of a bench: original/throughput_data/batch_<n>.log.
 
-    At any moment the lines that a run which ended now would have: from some length on fewer, of more steps each.
+    The file is always as if the run ended now: from FEW_STEPS steps on it has fewer lines of more steps each.
     """
 
     def __init__(self, facts: RunFacts) -> None:
         self.file = f"throughput_data/batch_{facts.config.train.batch_size}.log"
         self._records: list[StepRecord] = []
-        self._intervals = Intervals(choose_every(facts.config.original.every_steps, 0))
+        self._intervals = Intervals(choose_log_steps(facts.config.original.every_steps, 0))
         super().__init__(facts)
 
     def render_step(self, record: StepRecord) -> str:
@@ -37,38 +37,37 @@ class ThroughputLog(OriginalFile):
         if record.step < FEW_STEPS:
             self._records.append(as_stored(record))
         if record.step + 1 == FEW_STEPS:
-            self._intervals = Intervals(choose_every(self.facts.config.original.every_steps, FEW_STEPS))
-            self.write_whole(self._records)
+            self._intervals = Intervals(choose_log_steps(self.facts.config.original.every_steps, FEW_STEPS))
+            self.rewrite(self._records)
         else:
             super().step(record)
 
 
 class LoopLog(OriginalFile):
-    """The training loop's log of the TBD suite's ResNet-50, original/training.log: TimeHistory, losses, evaluations.
+    """Writes the training loop's log, original/training.log: TimeHistory lines, losses and evaluations.
 
-    Intervals are made of the times of steps: pauses between them are not in.
+    Intervals are sums of step times: pauses between steps are not included.
     """
 
     file = "training.log"
 
     def __init__(self, facts: RunFacts) -> None:
-        self._intervals = Intervals(choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS))
+        self._intervals = Intervals(choose_log_steps(facts.config.original.every_steps, facts.steps or FEW_STEPS))
         self._losses: list[float] = []
         self._stats: dict[str, object] = {}
         self._stamps: list[str] = []
         self._steps, self._seconds = 0, 0.0
         self._ended = 0.0
-        """When the last step or evaluation was over, on the run's clock."""
+        """End of the last step or evaluation on the run's clock."""
         super().__init__(facts)
 
     def render_step(self, record: StepRecord) -> str:
         """Return two lines when an interval is complete."""
         began, global_batch = self.facts.began, self.facts.global_batch
-        if not self._stamps:  # of a resumed run whose step file was lost, the first is not step 0
+        if not self._stamps:  # not step 0 if a resumed run has lost its step file
             self._intervals = Intervals(self._intervals.every, record.step)
             self._stamp(record.step, record.start_seconds)
         self._losses.append(record.loss)
-        # The rate is that of all ranks.
         interval = self._intervals.add(self._seconds, record.step_seconds, global_batch)
         self._steps += 1
         self._seconds += record.step_seconds
@@ -91,7 +90,7 @@ class LoopLog(OriginalFile):
         return f"step: {evaluation.step}{GAP}evaluation metric: {found}\n"
 
     def render_end(self, status: Status) -> str:
-        """Return the run's statistics, where it came to its end."""
+        """Return the run's statistics; nothing for an unfinished run."""
         if status not in FINISHED:
             return ""
         now = self.facts.began + self._ended

@@ -1,4 +1,4 @@
-"""Command lines of WMLCE's ResNet-50 (main.py, NVIDIA's TensorFlow 1 program), as Bede's job scripts start it."""
+"""Parser of command lines of WMLCE's ResNet-50 (main.py, NVIDIA's TensorFlow 1 program), as in Bede's job scripts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from trainstone.errors import ConfigError
 from trainstone.originals.command_line.reader import (
     PROGRAM,
-    Given,
+    ParsedFlags,
     Request,
     Verb,
     read_flags,
@@ -19,7 +19,7 @@ VERBS: dict[str, Verb] = {"training_benchmark": "bench", "train": "train", "trai
 NEED_DATA = ("train", "train_and_evaluate", "evaluate")
 DECAY_EPOCHS = [30.0, 60.0, 80.0, 90.0]
 BATCH_UNIT_EPOCHS = 90.0
-"""Length of the schedule where --iter_unit=batch."""
+"""Length of the schedule with --iter_unit=batch."""
 DALI = {
     "augment.crop": "area",
     "augment.area": [0.1, 1.0],
@@ -28,14 +28,14 @@ DALI = {
 }
 
 
-def understand_wmlce(words: Sequence[str]) -> Request:
-    """Read main.py's flags, with or without what starts it."""
+def parse_wmlce(words: Sequence[str]) -> Request:
+    """Parse main.py's flags, with or without the launcher before it."""
     line = read_line(words, PROGRAM)
     given = read_flags("wmlce", line.after, negated=True)
     values, mode = given.values, given.values["mode"]
     if values["use_tf_amp"] and values["precision"] == "fp16":
         raise ConfigError(
-            "--use_tf_amp and --precision=fp16 exclude each other", hint="both are train.precision=fp16 here: give one"
+            "--use_tf_amp and --precision=fp16 cannot be combined", hint="remove one; both mean train.precision=fp16"
         )
     verb: Verb = VERBS.get(mode, "eval")
     keys = list_wmlce_keys(given)
@@ -45,7 +45,7 @@ def understand_wmlce(words: Sequence[str]) -> Request:
     if verb == "eval":
         if "batch_size" in values and mode != "predict":
             keys["eval.batch_size"] = values["batch_size"]
-        notes.append("saved weights bring their own precision and network; TensorFlow's checkpoints are not read")
+        notes.append("precision and network come from the checkpoint; TensorFlow's checkpoints are not supported")
     else:
         benches, count = verb == "bench", values["num_iter"]
         keys["stop.epochs"] = float(count)
@@ -53,8 +53,8 @@ def understand_wmlce(words: Sequence[str]) -> Request:
             keys |= {"stop.epochs": BATCH_UNIT_EPOCHS, "measure.iterations" if benches else "stop.steps": count}
         elif benches:
             keys["measure.max_epochs"] = count
-        notes += ["--mode=train: here training ends with an evaluation, too"] * (mode == "train")
-        notes += ["--batch_size is not given: auto, what fits this device"] * ("batch_size" not in values)
+        notes += ["--mode=train: trainstone also evaluates at the end"] * (mode == "train")
+        notes += ["--batch_size is not given: auto, the largest that fits this device"] * ("batch_size" not in values)
     options = set_out(values.get("results_dir"))
     if mode == "inference_benchmark":
         options = ("--bench", *options)
@@ -63,11 +63,11 @@ def understand_wmlce(words: Sequence[str]) -> Request:
     return Request(verb, keys, options, line.geometry, notes)
 
 
-def list_wmlce_keys(given: Given) -> dict[str, Any]:
-    """Return the keys that flags of every mode set."""
+def list_wmlce_keys(given: ParsedFlags) -> dict[str, Any]:
+    """Return the recipe keys of the flags that all modes share."""
     values = given.values
     keys = {"train.batch_size": "auto", **given.keys, "train.precision": "fp32"}
-    if values["precision"] == "fp16" or values["use_tf_amp"]:  # fp32 has no loss scale, so the recipe's stays
+    if values["precision"] == "fp16" or values["use_tf_amp"]:  # fp32 has no loss scale: the recipe's is kept
         scale = values["loss_scale"] if values["use_static_loss_scaling"] else "dynamic"
         keys |= {"train.precision": "fp16", "train.loss_scale": scale}
     if not values["use_cosine_lr"]:

@@ -1,6 +1,7 @@
-"""What NVIDIA's and IBM's TensorFlow ResNet-50 logged: original/nvlog.txt while the run goes on, and its JSON.
+"""Writer of the logs of NVIDIA's and IBM's TensorFlow ResNet-50: original/nvlog.txt and a JSON file.
 
-train is their mode train_and_evaluate (training.json), bench their training_benchmark (training_benchmark.json).
+train corresponds to their mode train_and_evaluate (training.json), bench to training_benchmark
+(training_benchmark.json).
 """
 
 import json
@@ -21,19 +22,19 @@ from trainstone.workloads.workload import choose_eval_batch
 
 log = logging.getLogger(__name__)
 
-EVERY = 10
-"""The original's --display_every."""
+DISPLAY_EVERY = 10
+"""The original's default --display_every."""
 MODEL = "resnet"
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-"""Others compute on float32."""
+"""Other precisions compute on float32."""
 TRAINING_KEYS = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
 EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
 BENCHMARK_KEYS = ("iteration", "total_ips")
 EVALUATION_DECAY = "Decay Steps of an evaluation"
-"""Logged as Decay Steps, at another line than the training's."""
+"""Logged as Decay Steps, but from another source line than the training's."""
 
-# training_hooks.py 100 to 105 and runner.py 610, 611, 630 are in a surviving log of WMLCE; the others are about where
-# NVIDIA's program, which it was made of, has them.
+# training_hooks.py 100 to 105 and runner.py 610, 611, 630 are from a surviving log of WMLCE; the others are about the
+# lines of NVIDIA's program, which WMLCE is derived from.
 LOGGED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("resnet_v1_5.py", 79, ("Model HParams", "Name", "Number of classes", "Compute_format", "Input_format", "dtype")),
     ("runner.py", 161, ("Deterministic Run - Seed",)),
@@ -53,13 +54,13 @@ LOGGED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("runner.py", 630, (nvlog.ENDING_EVALUATION,)),
 )
 PLACES = {key: (file, line + number) for file, line, keys in LOGGED for number, key in enumerate(keys)}
-"""File and line of the program that logs a key."""
+"""Source file and line that log a key."""
 
 
 class Nvlog(OriginalFile):
-    """Lines, and the JSON made of the same values: per epoch a list of what is said of iterations, one of epochs.
+    """Writes log lines, and a JSON file of the same values: per epoch a list of iteration values, and epoch values.
 
-    The JSON is written when an epoch is over, and at the end.
+    The JSON file is written after every epoch and at the end.
     """
 
     file = "nvlog.txt"
@@ -67,21 +68,21 @@ class Nvlog(OriginalFile):
     places = PLACES
 
     def __init__(self, facts: RunFacts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
-        self.every = facts.choose_every(EVERY)
+        self.every = facts.choose_log_interval(DISPLAY_EVERY)
         self.first_steps = [0]
-        """Which x counts from: each epoch's first, or the first behind the warm-up of a bench."""
+        """Origin of x in the JSON: the first step of each epoch, or the first step after the warm-up of a bench."""
         self._run: dict[str, Any] = {}
         self._iterations: dict[str, list[list[Any]]] = {key: [[]] for key in iteration_keys}
         self._epochs: dict[str, list[Any]] = {key: [] for key in epoch_keys}
         self.ended = facts.began
-        """When the last step or evaluation was over, in seconds since 1970."""
+        """End of the last step or evaluation, in seconds since 1970."""
         super().__init__(facts)
 
-    def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
-        """Return a line, of the last event's time unless `when` says otherwise."""
+    def format_entry(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
+        """Return a log line and keep its value for the JSON; its time is `when`, or the last event's."""
         place = self.places[key.partition(":")[0]]
         key = "Decay Steps" if key == EVALUATION_DECAY else key
-        kept = None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no word for it
+        kept = None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN or infinity
         if key in self._iterations:
             self._iterations[key][-1].append(kept)
         elif key in self._epochs:
@@ -92,22 +93,22 @@ class Nvlog(OriginalFile):
         return f"{nvlog.format_line(entry)}\n"
 
     def render_start(self) -> str:
-        """Say what is run; the model has its name from where the original's hook gave it."""
+        """Return the header; its first lines have no model name, as in the original."""
         config = self.facts.config
         named = {
             nvlog.XLA: config.engine.compile,
             nvlog.SYNTHETIC: config.data.source == "synthetic",
             nvlog.COSINE: config.schedule.name == "cosine",
         }
-        lines = [self.say(key, value, model=None) for key, value in list_unnamed(self.facts).items()]
-        return "".join([*lines, *(self.say(key) for key, true in named.items() if true)])
+        lines = [self.format_entry(key, value, model=None) for key, value in list_header_values(self.facts).items()]
+        return "".join([*lines, *(self.format_entry(key) for key, true in named.items() if true)])
 
     def finish(self, status: Status) -> None:
         super().finish(status)
         self.write_json()
 
     def write_json(self) -> None:
-        """Write the JSON of all that was said."""
+        """Write the JSON file of all logged values."""
         epochs = zip(self._iterations["iteration"], self.first_steps, strict=True)
         document = {
             "run": self._run,
@@ -119,7 +120,7 @@ class Nvlog(OriginalFile):
 
 
 class TrainingNvlog(Nvlog):
-    """Every so many steps, every epoch, every evaluation."""
+    """nvlog of a training run: lines every `every` steps, per epoch and per evaluation."""
 
     json_file = "training.json"
 
@@ -136,7 +137,7 @@ class TrainingNvlog(Nvlog):
             self.write_json()
 
     def render_step(self, record: StepRecord) -> str:
-        """Say every so many, and an epoch's last; no l2_loss where weight decay is no part of the loss."""
+        """Return the lines every `every` steps and after an epoch; l2_loss only if weight decay is in the loss."""
         self.ended = self.facts.began + record.start_seconds + record.step_seconds
         losses: dict[str, float] = {"cross_entropy": record.loss}
         if record.decay_loss is not None:
@@ -144,25 +145,25 @@ class TrainingNvlog(Nvlog):
         losses |= {"total_loss": record.loss, "learning_rate": record.lr}
         text = []
         if record.step % self.every == 0:
-            text.append(self.say("iteration", record.step))
+            text.append(self.format_entry("iteration", record.step))
             if record.step_seconds > 0:
-                text.append(self.say("imgs_per_sec", self.facts.global_batch / record.step_seconds))
-            text += [self.say(key, value) for key, value in losses.items()]
+                text.append(self.format_entry("imgs_per_sec", self.facts.global_batch / record.step_seconds))
+            text += [self.format_entry(key, value) for key, value in losses.items()]
         done = record.step + 1
         over = self._count_epochs(done)
         if over > self._count_epochs(record.step):
-            text.append(self.say("epoch", over - 1))
-            text += [self.say(f"final_{key}", value) for key, value in losses.items()]
+            text.append(self.format_entry("epoch", over - 1))
+            text += [self.format_entry(f"final_{key}", value) for key, value in losses.items()]
             self.first_steps.append(done)
             for lists in self._iterations.values():
                 lists.append([])
         return "".join(text)
 
     def _count_epochs(self, done: int) -> int:
-        """Return how many epochs are over: one is with the last step that it has room for, and a step has one at most.
+        """Return the number of completed epochs; an epoch has at least one step.
 
-        The original's rule, global_batch x (step + 1) > (epoch + 1) x images with steps from 0, holds a step later,
-        which is the next epoch's first.
+        An epoch ends with its last full step. The original's rule, global_batch x (step + 1) > (epoch + 1) x images
+        with steps from 0, becomes true one step later, at the first step of the next epoch.
         """
         return min(done, ((done + 1) * self.facts.global_batch - 1) // self.facts.train_images)
 
@@ -174,27 +175,27 @@ class TrainingNvlog(Nvlog):
         steps = math.ceil(evaluation.images / batch)
         is_last = facts.steps is not None and evaluation.step >= facts.steps
         text = [self._end_training(began)] if is_last else []
-        text.append(self.say(nvlog.STARTING_EVALUATION, when=began))
+        text.append(self.format_entry(nvlog.STARTING_EVALUATION, when=began))
         block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
-        text += [self.say(key, value, when=began) for key, value in block.items()]
+        text += [self.format_entry(key, value, when=began) for key, value in block.items()]
         for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
             if name in evaluation.metrics:
-                text.append(self.say(f"{title}: {100 * evaluation.metrics[name]:.3f}"))
-        return "".join([*text, self.say(nvlog.ENDING_EVALUATION)])
+                text.append(self.format_entry(f"{title}: {100 * evaluation.metrics[name]:.3f}"))
+        return "".join([*text, self.format_entry(nvlog.ENDING_EVALUATION)])
 
     def render_end(self, status: Status) -> str:  # noqa: ARG002
-        """Say that the training is over, unless that stands before its last evaluation."""
+        """Return the line that ends training, unless it was written before the last evaluation."""
         return self._end_training()
 
     def _end_training(self, when: float | None = None) -> str:
         was_over, self._is_over = self._is_over, True
-        return "" if was_over else self.say(nvlog.ENDING_TRAINING, when=when)
+        return "" if was_over else self.format_entry(nvlog.ENDING_TRAINING, when=when)
 
 
 class BenchmarkNvlog(Nvlog):
-    """Rates after the warm-up, and their average.
+    """nvlog of a bench: rates after the warm-up, and their average.
 
-    A run that ends within its warm-up takes the first half of its steps for it, and is written at its end.
+    If a run ends during its warm-up, the first half of its steps counts as warm-up and all lines come at the end.
     """
 
     json_file = "training_benchmark.json"
@@ -208,7 +209,7 @@ class BenchmarkNvlog(Nvlog):
         super().__init__(facts, BENCHMARK_KEYS)
 
     def render_step(self, record: StepRecord) -> str:
-        """Count it, unless it is warm-up."""
+        """Return the lines of a step after the warm-up, every `every` steps."""
         if record.step < self._warm_up:
             self._early.append(record)
             return ""
@@ -219,28 +220,28 @@ class BenchmarkNvlog(Nvlog):
         if not self._counted:
             self.first_steps = [record.step]
         if self._counted % self.every == 0:
-            text = self.say("iteration", record.step) + self.say("total_ips", rate)
+            text = self.format_entry("iteration", record.step) + self.format_entry("total_ips", rate)
         self._counted += 1
         self._seconds += record.step_seconds
         self._rates += rate
         return text
 
     def render_end(self, status: Status) -> str:  # noqa: ARG002
-        """Say the average: images / time, or the original's mean of rates where its defects are requested."""
+        """Return the average: images / time, or the original's mean of rates with original_defects."""
         text = ""
         if not self._counted:
             self._warm_up = len(self._early) // 2
             text = "".join(map(self.render_step, self._early[self._warm_up :]))
-        log.info("nvlog.txt averages %d steps after %d of warm-up", self._counted, self._warm_up)
+        log.info("nvlog.txt averages %d steps after %d warm-up steps", self._counted, self._warm_up)
         if self._counted:
             right = self.facts.global_batch * self._counted / self._seconds
             mean = self._rates / self._counted
-            text += self.say("Average total_ips", mean if self.facts.config.original_defects else right)
-        return text + self.say(nvlog.ENDING_TRAINING)
+            text += self.format_entry("Average total_ips", mean if self.facts.config.original_defects else right)
+        return text + self.format_entry(nvlog.ENDING_TRAINING)
 
 
-def list_unnamed(facts: RunFacts) -> dict[str, Any]:
-    """Keys and values before the model has its name: the network, then the training; what is not known is left out."""
+def list_header_values(facts: RunFacts) -> dict[str, Any]:
+    """Return the header's keys and values without a model name: network, then training; unknown ones are skipped."""
     config, epochs = facts.config, facts.config.stop.epochs
     steps_per_epoch = max(1, count_epoch_images(facts, facts.train_images) // facts.global_batch)
     values: dict[str, Any] = {
@@ -254,16 +255,16 @@ def list_unnamed(facts: RunFacts) -> dict[str, Any]:
         nvlog.STARTING_TRAINING: None,
     }
     if facts.steps is not None:
-        made = math.ceil(facts.steps / steps_per_epoch)  # begun ones included
-        epochs = made if facts.kind == "bench" else min(made, epochs)
+        started = math.ceil(facts.steps / steps_per_epoch)
+        epochs = started if facts.kind == "bench" else min(started, epochs)
     if facts.steps is not None or facts.kind == "train":
         values["Training Epochs"] = int(epochs) if epochs == int(epochs) else epochs
     if facts.steps is not None:
         values["Total Steps"] = facts.steps
-    # The steps of the whole schedule, as engine/lr_schedule.py counts them.
+    # Decay Steps: of the whole schedule, as engine/lr_schedule.py counts them.
     images = count_epoch_images(facts, config.schedule.images or facts.train_images)
     return values | {
-        "Steps per Epoch": float(steps_per_epoch),  # as Python writes a fraction, as in the original
+        "Steps per Epoch": float(steps_per_epoch),  # the original logs a float
         "Decay Steps": round(images / facts.global_batch * config.stop.epochs),
         "Weight Decay Factor": config.optimizer.weight_decay,
         "Init Learning Rate": config.optimizer.learning_rate,
@@ -274,5 +275,5 @@ def list_unnamed(facts: RunFacts) -> dict[str, Any]:
 
 
 def count_epoch_images(facts: RunFacts, images: int) -> int:
-    """Return how many images an epoch of so many takes: its last batch may be left out or filled up."""
+    """Return the images of an epoch over a data set of `images`: the last batch may be dropped or filled up."""
     return order_images(facts.config, images, Rank(0, facts.ranks)).epoch_images

@@ -1,13 +1,13 @@
-"""The sections without a chart: findings, memory, machine, ranks, child runs, how to repeat it, what is missing."""
+"""Report sections without charts: findings, memory, machine, ranks, child runs, reproduction, missing measurements."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from trainstone.config.load import flatten
-from trainstone.report.blocks import Block, CodeBlock, FactsBlock, FindingsBlock, Links, Prose, Section, keep_known
+from trainstone.report.blocks import Block, CodeBlock, FactsBlock, FindingsBlock, Links, Prose, Section, drop_empty
 from trainstone.report.view import RunView
 from trainstone.results.schema.run import FINISHED, Memory, Result
-from trainstone.results.step_summary import describe_interval, describe_preflight, describe_repeat
+from trainstone.results.step_summary import describe_interval, describe_preflight, format_repeat_command
 from trainstone.results.tables import Table
 from trainstone.units import format_bytes, format_rate, format_seconds
 
@@ -17,16 +17,16 @@ CONTENTS = {
     "result.json": "all numbers, with the configuration and the machine",
     "config.toml": "the resolved recipe",
     "machine.json": "machine facts",
-    "log.txt": "what the program logged",
+    "log.txt": "the program's log",
 }
 MAX_LINKS = 60
-MOST_CONFIG = 200_000
+MAX_CONFIG_CHARS = 200_000
 SEVERITIES = ("error", "warning", "info")
 
 
 def build_findings(view: RunView) -> Section | None:
     rows = sorted(view.result.findings, key=lambda found: SEVERITIES.index(found.severity))
-    block = FindingsBlock(rows) if rows else Prose("None: nothing speaks against these numbers.")
+    block = FindingsBlock(rows) if rows else Prose("No issues found.")
     return Section("findings", "Findings", [block]) if rows or view.result.status in FINISHED else None
 
 
@@ -34,20 +34,20 @@ def build_memory(view: RunView) -> Section | None:
     memory, energy = view.result.memory or Memory(), view.result.energy
     device, host, faults = memory.peak_device_bytes, memory.peak_host_bytes, memory.page_faults_per_step
     facts = {
-        "memory of the device, at most": format_bytes(device) if device else "",
-        "memory of the host, at most": format_bytes(host) if host else "",
+        "peak device memory": format_bytes(device) if device else "",
+        "peak host memory": format_bytes(host) if host else "",
         "allocator": memory.allocator,
-        "page faults a step": "" if faults is None else f"{faults:,.0f}",
+        "page faults per step": "" if faults is None else f"{faults:,.0f}",
     }
     if energy:
-        facts |= {"energy an image": f"{energy.joules_per_image:.3g} J"}
+        facts |= {"energy per image": f"{energy.joules_per_image:.3g} J"}
         facts |= {"average power": f"{energy.average_watts:.3g} W", "meter": energy.meter}
-    rows = keep_known(facts)
+    rows = drop_empty(facts)
     return Section("resources", "Memory and energy" if energy else "Memory", [FactsBlock(rows)]) if rows else None
 
 
 def build_machine(view: RunView) -> Section | None:
-    """Everything in machine.json, flat: the machine and its software as they were when the run began."""
+    """List everything in machine.json: the machine and its software at the start of the run."""
     listed = [list_facts(facts) for facts in (view.result.machine, view.result.software)]
     blocks = [FactsBlock(rows) for rows in listed if rows]
     if not blocks:
@@ -60,7 +60,7 @@ def build_machine(view: RunView) -> Section | None:
 
 
 def list_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names joined by dots, lists by commas; what is unknown is left out."""
+    """Flatten facts into rows: nested names and lists are joined, unknown values are skipped."""
     rows: list[tuple[str, str]] = []
     for name, value in flatten(facts):
         if isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -92,7 +92,7 @@ def build_ranks(view: RunView) -> Section | None:
 
 
 def build_points(view: RunView) -> Section | None:
-    if not view.children or view.result.sweep or view.result.repeated:  # those list them in sections of their own
+    if not view.children or view.result.sweep or view.result.repeated:  # these have sections of their own
         return None
     rows = []
     for child in view.children:
@@ -109,7 +109,7 @@ def build_points(view: RunView) -> Section | None:
 
 
 def build_repeat(view: RunView) -> Section | None:
-    """Files of the run itself are linked; those of its points are linked from their own pages."""
+    """List the run's identity, the command that repeats it and links to its files; points link their own files."""
     result = view.result
     facts = [
         ("run", result.run_id),
@@ -119,7 +119,7 @@ def build_repeat(view: RunView) -> Section | None:
         ("command", result.command),
     ]
     try:
-        config = (view.path / "config.toml").read_text(encoding="utf-8")[:MOST_CONFIG]
+        config = (view.path / "config.toml").read_text(encoding="utf-8")[:MAX_CONFIG_CHARS]
     except (OSError, UnicodeDecodeError):
         config = ""
     names = [
@@ -129,29 +129,29 @@ def build_repeat(view: RunView) -> Section | None:
         if path.is_file() and path.name != "report.html" and not path.name.endswith(".partial")
     ]
     links = [
-        (view.address(name), next((what for start, what in CONTENTS.items() if name.startswith(start)), ""))
+        (view.url(name), next((what for start, what in CONTENTS.items() if name.startswith(start)), ""))
         for name in names[:MAX_LINKS]
     ]
     blocks: list[Block] = [FactsBlock(facts)]
-    blocks += [CodeBlock("Repeat it", describe_repeat(result, view.path))] if config else []
+    blocks += [CodeBlock("Repeat this run", format_repeat_command(result, view.path))] if config else []
     blocks += [Links(links)] if links else []
     blocks += [CodeBlock("Configuration", config, folded=True)] if config else []
-    return Section("repeat", "Repeat it, and raw data", blocks)
+    return Section("repeat", "Reproduce this run", blocks)
 
 
 def build_unmeasured(view: RunView) -> Section | None:
-    """What was not measured, and why: a row for each thing a reader may miss."""
+    """List what was not measured and why."""
     rows = dict.fromkeys([*_list_missing(view.result), *(("unreadable", warning) for warning in view.warnings)])
-    return Section("unmeasured", "Not measured, and why", [FactsBlock(list(rows))]) if rows else None
+    return Section("unmeasured", "Not measured", [FactsBlock(list(rows))]) if rows else None
 
 
 def _list_missing(result: Result) -> Iterator[tuple[str, str]]:
     if result.comparison is not None:
-        yield "steps", "each of the two under points/ has its own"
-        yield "utilisation, energy", "two models in turn share the device; a run alone measures them"
+        yield "steps", "see the two runs in points/"
+        yield "utilisation, energy", "not measured while two models share the device; run one of them on its own"
         return
     if result.points:
-        yield "steps, utilisation, memory, energy", "each run under points/ has its own"
+        yield "steps, utilisation, memory, energy", "see each run in points/"
         return
     ended = "" if result.status in FINISHED else f"the run is {result.status}"
     if result.throughput is None:
@@ -159,14 +159,14 @@ def _list_missing(result: Result) -> Iterator[tuple[str, str]]:
     elif result.throughput.ci95 is None:
         yield "interval", result.throughput.ci_covers
     if result.utilisation is None:
-        yield "utilisation", ended or "two models in turn share the device; a run alone measures it"
+        yield "utilisation", ended or "not measured while two models share the device; run one of them on its own"
     for device in result.devices:
         for message in device.unsupported:
             what, _, why = message.partition(": ")
             yield what if why else "telemetry", why or message
     if result.energy is None:
-        yield "energy", ended or "no counter (RAPL, NVML) was read over the window; a guess is not given"
+        yield "energy", ended or "no energy counter (RAPL, NVML) could be read"
     if result.phases and result.phases.forward_seconds is None:
-        yield "forward, backward, optimiser", "not split: --set engine.split_phases=true (costs a little speed)"
-    again = "--runs 5" if result.kind in ("bench", "train") else "the same with --seed 1, 2, ..."
-    yield "spread between runs", f"one run does not show what memory layout and seeds do; {again} does"
+        yield "forward, backward, optimiser", "not split; add --set engine.split_phases=true (slightly slower)"
+    again = "add --runs 5" if result.kind in ("bench", "train") else "repeat with --seed 1, 2, ..."
+    yield "variation between runs", f"a single run cannot show the effect of seeds and memory layout; {again}"

@@ -1,6 +1,6 @@
-"""What a training run learned: accuracy against the target, loss, time to it, evaluations; train --runs, run by run.
+"""Report sections on training: accuracy, loss, time to target, the runs of train --runs, convergence as in MLPerf.
 
-And its epochs to the target against MLPerf's reference convergence points, where these are a measure for the run.
+The convergence section compares epochs to target with MLPerf's reference convergence points (RCP), if they apply.
 """
 
 import itertools
@@ -12,7 +12,20 @@ import numpy as np
 
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Figure, Section
-from trainstone.report.charts import BLUE, DASHED, GREY, LEFT, ORANGE, PALETTE, TEAL, Layers, Rows, figure, mark, tips
+from trainstone.report.charts import (
+    BLUE,
+    DASHED,
+    GREY,
+    LEFT,
+    ORANGE,
+    PALETTE,
+    TEAL,
+    Layers,
+    Rows,
+    build_figure,
+    mark,
+    tooltips,
+)
 from trainstone.report.view import STEPS, RunView
 from trainstone.results import training
 from trainstone.results.mlperf import summary as convergence
@@ -20,46 +33,48 @@ from trainstone.results.mlperf.logs import LoggedRun, find_run_logs, read_logs
 from trainstone.results.mlperf.summary import Expected
 from trainstone.results.schema.quality import Evaluation, Quality, Repeated
 from trainstone.results.series import LossCurve, read_loss
-from trainstone.results.tables import Table, evaluation_table, training_table
+from trainstone.results.tables import Table, build_evaluation_table, build_training_table
 from trainstone.results.training import format_epochs, format_metric, format_target, name_metric, thin_history
 from trainstone.stats.series import Array
 from trainstone.units import format_count, format_seconds
 
 HEIGHT, CONVERGENCE_HEIGHT = 250, 260
-MOST_LOGS = 100
+MAX_LOGS = 100
 PARTS = 12
-MEAN, LEFT_OUT, REACHED, MISSED = "reference", "reference, not counted", "reached the target", "missed it"
-MOST_EVALUATIONS = 300
+MEAN, NOT_COUNTED, REACHED, MISSED = "reference", "reference, not counted", "reached the target", "missed the target"
+MAX_EVALUATIONS = 300
 SMOOTHED, VALIDATION = "smoothed", "validation"
 SCORED = (
-    "Olympic mean, as MLPerf scores: the fastest and the slowest are dropped, the others averaged; "
-    "a single run that missed the target is the slowest."
+    "Olympic mean, as in MLPerf: the fastest and the slowest run are dropped, the others are averaged; "
+    "if one run missed the target, it counts as the slowest."
 )
-RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]  # orange is the target's
+RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]  # orange marks the target
 
 
 class TimeAxis(NamedTuple):
-    """What runs across, from 0 to `end`: epochs, steps or a unit of time; a value stands at `factor` times it."""
+    """A horizontal axis from 0 to `end` in epochs, steps or a unit of time; positions are values times `factor`."""
 
     title: str
     factor: float
     end: float
 
-    def place(self, value: float) -> float:
-        return charts.round_sensibly(value * self.factor)
+    def to_position(self, value: float) -> float:
+        return charts.round_digits(value * self.factor)
 
     def locate(self, found: Evaluation) -> float:
-        return self.place(found.epoch if self.title == "epochs" else found.seconds)
+        return self.to_position(found.epoch if self.title == "epochs" else found.seconds)
 
     def encode(self, *, labelled: bool = True) -> alt.X:
-        """Return the axis; panels above another share its labels."""
+        """Return the axis; only the bottom panel shows labels."""
         look: dict[str, Any] = {"labels": labelled, "ticks": labelled, "labelSeparation": 8, "tickCount": 10}
-        return charts.across(self.title if labelled else None, domain=[0, self.place(self.end)], nice=False, **look)
+        return charts.x_axis(
+            self.title if labelled else None, domain=[0, self.to_position(self.end)], nice=False, **look
+        )
 
 
 def build(view: RunView) -> Section | None:
     result, quality = view.result, view.result.quality
-    if result.kind != "train" or result.repeated:  # build_runs draws those
+    if result.kind != "train" or result.repeated:  # build_runs draws repeated runs
         return None
     curve = view.read(STEPS, read_loss)
     blocks: list[Block] = []
@@ -70,14 +85,14 @@ def build(view: RunView) -> Section | None:
     if curve is not None:
         blocks.append(draw_loss(curve, quality))
         if curve.num_not_finite:
-            lead.append(f"The loss was not a finite number in {format_count(curve.num_not_finite, 'step')}.")
+            lead.append(f"The loss was NaN or infinite in {format_count(curve.num_not_finite, 'step')}.")
     if quality is not None:
         if result.phases is not None and quality.seconds_to_target:
             spent = training.split_time(result.phases, quality.seconds_to_target)
             parts = {name: seconds for name, seconds in spent.items() if seconds > 0}
-            blocks.append(charts.stacked("time-to-target", "What the time to the target went into", {"run": parts}))
-        blocks += [evaluation_table(quality)] if quality.history else []
-    return Section("learning", "Learning", blocks, " ".join(lead)) if blocks else None
+            blocks.append(charts.stacked_bars("time-to-target", "Phases of the time to target", {"run": parts}))
+        blocks += [build_evaluation_table(quality)] if quality.history else []
+    return Section("training", "Training", blocks, " ".join(lead)) if blocks else None
 
 
 def describe_training(quality: Quality) -> str:
@@ -88,19 +103,19 @@ def describe_training(quality: Quality) -> str:
         return f"{trained}; not evaluated."
     found = quality.history[best]
     value = training.describe_metric(quality.metric, found.metrics[quality.metric], quality.target)
-    message = f"{trained}; the best evaluation found {value} after {format_epochs(found.epoch)}"
+    summary = f"{trained}; the best evaluation found {value} after {format_epochs(found.epoch)}"
     if quality.target is None:
-        return f"{message}; there was no target."
+        return f"{summary}; no target was set."
     reached = "is reached" if training.find_reached(quality) is not None else "is not reached"
-    return f"{message}: the target of {format_target(quality.metric, quality.target)} {reached}."
+    return f"{summary}: the target of {format_target(quality.metric, quality.target)} {reached}."
 
 
 def draw_accuracy(quality: Quality) -> list[Block]:
-    """Metrics over epochs, and over the run's clock, evaluations and checkpoints included.
+    """Draw the metrics over epochs and over wall time, which includes evaluations and checkpoints.
 
-    A line goes down to when the target was reached; the words are at its foot, where a curve that has risen is not.
+    A vertical line marks when the target was reached. Its text is at the bottom, where the curve does not hide it.
     """
-    shown = thin_history(quality, MOST_EVALUATIONS)
+    shown = thin_history(quality, MAX_EVALUATIONS)
     wanted = next((group for group in training.DRAWN_TOGETHER if quality.metric in group), (quality.metric,))
     metrics = [name for name in wanted if any(name in found.metrics for found in shown)]
     if not metrics:
@@ -120,34 +135,34 @@ def draw_accuracy(quality: Quality) -> list[Block]:
         layers = draw_metric(rows, quality, span, kinds)
         if reached is not None:
             found = quality.history[reached]
-            message = format_epochs(found.epoch) if over == "epochs" else format_seconds(found.seconds)
+            summary = format_epochs(found.epoch) if over == "epochs" else format_seconds(found.seconds)
             y = scale_metric(quality.metric, found.metrics[quality.metric])
-            at: Rows = [{"x": span.locate(found), "y": y, "shown": f"reached after {message}"}]
-            right, x = at[0]["x"] < 0.5 * span.place(span.end), span.encode()
+            at: Rows = [{"x": span.locate(found), "y": y, "shown": f"reached after {summary}"}]
+            right, x = at[0]["x"] < 0.5 * span.to_position(span.end), span.encode()
             side = {"align": "left" if right else "right", "dx": 6 if right else -6, "dy": -10}
             look = {"strokeWidth": 1.5, "strokeDash": [2, 3], "color": ORANGE}
             layers.append(mark("rule", at, look, x=x, y="y:Q", y2=alt.datum(0)))
             layers.append(mark("text", at, side, x=x, y=alt.value(HEIGHT), text="shown:N"))
-        blocks.append(figure(name, f"{title} over {over}", "", layers, height=HEIGHT))
+        blocks.append(build_figure(name, f"{title} over {over}", "", layers, height=HEIGHT))
     return blocks
 
 
 def draw_metric(rows: Rows, quality: Quality, span: TimeAxis, kinds: dict[str, str]) -> Layers:
     title = "% of the images" if quality.metric in training.SHARES else name_metric(quality.metric)
-    y = charts.up(title, zero=True, nice=True, tickCount=5)
+    y = charts.y_axis(title, zero=True, nice=True, tickCount=5)
     target: Rows = []
     if quality.target is not None:
         named = f"target {format_target(quality.metric, quality.target)}"
         kinds = kinds | {named: ORANGE}
         target.append({"y": scale_metric(quality.metric, quality.target), "what": named})
-    color = charts.colours(kinds, symbolType="circle", labelLimit=160)
-    tooltip = tips(what="line", shown="is", after="after", clock="clock")
+    color = charts.colour_scale(kinds, symbolType="circle", labelLimit=160)
+    tooltip = tooltips(what="line", shown="value", after="after", clock="wall time")
     layers = [mark("rule", target, DASHED, y=y, color=color)] if target else []
     return [*layers, *charts.lines(rows, x=span.encode(), y=y, color=color, tooltip=tooltip)]
 
 
 def scale_metric(metric: str, value: float) -> float:
-    return charts.round_sensibly((100 if metric in training.SHARES else 1) * value)
+    return charts.round_digits((100 if metric in training.SHARES else 1) * value)
 
 
 def list_metric(shown: Iterable[Evaluation], metric: str, span: TimeAxis, name: str) -> Rows:
@@ -166,60 +181,60 @@ def list_metric(shown: Iterable[Evaluation], metric: str, span: TimeAxis, name: 
 
 
 def draw_loss(curve: LossCurve, quality: Quality | None) -> Figure:
-    """What the steps gave as a thin line behind the smoothed one; what evaluations gave as points; the learning rate.
+    """Draw the loss of steps (raw and smoothed) and of evaluations, and the learning rate below it.
 
-    A few steps or evaluations that leap out do not flatten the rest: they are drawn at the edge.
+    The axis ends near the 99th percentile; larger values are drawn at the edge, so that they do not flatten the rest.
     """
     num_steps = float(curve.step[-1]) + (1 + curve.bucket_steps) / 2
     span = TimeAxis("steps", 1.0, num_steps)
-    if quality is not None:  # what a step is of an epoch, as the evaluations say, else the whole run
+    if quality is not None:  # steps per epoch from the last evaluation, else from the whole run
         pairs = [(found.epoch, float(found.step)) for found in quality.history if found.step and found.epoch > 0]
         epochs, steps = pairs[-1] if pairs else (quality.epochs, num_steps)
         span = TimeAxis("epochs", epochs / steps, num_steps) if epochs > 0 and steps > 0 else span
     each = "each step" if curve.bucket_steps == 1 else f"mean of {curve.bucket_steps:,} steps"
 
     def trace(name: str, numbers: Array) -> Rows:
-        """Return the points of a line, each where its step is done; what is not finite has none."""
+        """Return a line's finite points, each at the end of its step."""
         pairs = zip(curve.step.tolist(), numbers.tolist(), strict=True)
         return [
-            {"x": span.place(step + 1), "y": charts.round_sensibly(value), "what": name}
+            {"x": span.to_position(step + 1), "y": charts.round_digits(value), "what": name}
             for step, value in pairs
             if np.isfinite(value)
         ]
 
     raw, smooth, rates = trace(each, curve.loss), trace(SMOOTHED, curve.smooth), trace("learning rate", curve.lr)
     found: Rows = [
-        {"x": span.place(found.step), "y": charts.round_sensibly(found.metrics["loss"]), "what": VALIDATION}
-        for found in (thin_history(quality, MOST_EVALUATIONS) if quality else [])
+        {"x": span.to_position(found.step), "y": charts.round_digits(found.metrics["loss"]), "what": VALIDATION}
+        for found in (thin_history(quality, MAX_EVALUATIONS) if quality else [])
         if "loss" in found.metrics
     ]
     usual = max((float(np.quantile([row["y"] for row in rows], 0.99)) for rows in (raw, smooth) if rows), default=1.0)
-    evaluated = max((row["y"] for row in found), default=0.0)
-    top = charts.round_sensibly(1.05 * max(usual, min(evaluated, 2 * usual))) or 1.0
+    highest_loss = max((row["y"] for row in found), default=0.0)
+    top = charts.round_digits(1.05 * max(usual, min(highest_loss, 2 * usual))) or 1.0
     found = [row | {"y": min(row["y"], top)} for row in found]
     lowest = min((row["y"] for row in raw), default=0.0)
     kinds = {each: GREY, SMOOTHED: BLUE} | ({VALIDATION: ORANGE} if found else {})
     channels: dict[str, Any] = {
         "x": span.encode(labelled=False),
-        "y": charts.up("loss", domain=[min(0.0, lowest), top], nice=False, tickCount=5, **LEFT),
-        "color": charts.colours(kinds, symbolType="circle", symbolOpacity=1),
-        "tooltip": tips(what="loss", y="is", x=span.title),
+        "y": charts.y_axis("loss", domain=[min(0.0, lowest), top], nice=False, tickCount=5, **LEFT),
+        "color": charts.colour_scale(kinds, symbolType="circle", symbolOpacity=1),
+        "tooltip": tooltips(what="loss", y="value", x=span.title),
     }
     look = {"strokeWidth": 1, "opacity": 0.55, "clip": True, "point": len(raw) == 1}
     layers = [mark("line", raw, look, **channels), mark("line", smooth, {"strokeWidth": 2, "clip": True}, **channels)]
     layers += [charts.points(found, 40, **channels)] if found else []
     solid = {"color": TEAL, "strokeWidth": 1.5, "point": len(rates) == 1}
-    y = charts.up("learning rate", zero=True, tickCount=3, format="~g", **LEFT)
-    rate = mark("line", rates, solid, x=span.encode(), y=y, tooltip=tips(y="learning rate", x=span.title))
-    chart = charts.panels([charts.layered(layers, 220), rate.properties(width="container", height=80)])
+    y = charts.y_axis("learning rate", zero=True, tickCount=3, format="~g", **LEFT)
+    rate = mark("line", rates, solid, x=span.encode(), y=y, tooltip=tooltips(y="learning rate", x=span.title))
+    chart = charts.stack_panels([charts.build_layered(layers, 220), rate.properties(width="container", height=80)])
     finite = curve.smooth[np.isfinite(curve.smooth)]
-    went = f"from {finite[0]:.3g} to {finite[-1]:.3g}" if len(finite) else "never a number"
-    message = f"Training loss, smoothed: {went} over {curve.num_steps:,} steps."
-    return figure("loss", "Training loss and learning rate", message, chart)
+    went = f"from {finite[0]:.3g} to {finite[-1]:.3g}" if len(finite) else "never finite"
+    summary = f"Training loss, smoothed: {went} over {curve.num_steps:,} steps."
+    return build_figure("loss", "Training loss and learning rate", summary, chart)
 
 
 def build_runs(view: RunView) -> Section | None:
-    """train --runs: their curves in one image, how long each took, and a row each."""
+    """Draw the runs of train --runs: their curves in one chart, their times to target, and a table."""
     repeated, quality = view.result.repeated, view.result.quality
     if repeated is None or not repeated.runs:
         return None
@@ -232,61 +247,64 @@ def build_runs(view: RunView) -> Section | None:
         span = TimeAxis("epochs", 1.0, max((one.history[-1].epoch for one in curves.values()), default=0.0) or 1.0)
         rows: Rows = []
         for name, one in curves.items():
-            shown = thin_history(one, max(12, MOST_EVALUATIONS // len(curves)))  # of many runs fewer points each
+            # Fewer points per run if there are many runs.
+            shown = thin_history(one, max(12, MAX_EVALUATIONS // len(curves)))
             rows += list_metric(shown, quality.metric, span, name)
         if rows:
             layers = draw_metric(rows, quality, span, dict(zip(curves, itertools.cycle(RUN_COLOURS), strict=False)))
             title = f"{name_metric(quality.metric).replace('top', 'Top', 1)} over epochs, all runs"
-            blocks.append(figure("accuracy-runs", title, "", layers, height=HEIGHT))
+            blocks.append(build_figure("accuracy-runs", title, "", layers, height=HEIGHT))
         blocks += draw_times(repeated)
     links = [child.link if child else None for child in known]
     caption = SCORED if repeated.score_seconds is not None else ""
     results = [child.result if child else None for child in known]
-    blocks.append(training_table(repeated, quality, results, links, caption))
+    blocks.append(build_training_table(repeated, quality, results, links, caption))
     begun = "" if len(repeated.runs) == repeated.num_runs else f" of {repeated.num_runs}"
-    lead = f"{format_count(len(repeated.runs), 'run')}{begun} with seeds counted up, each in its own process."
-    return Section("trainings", "Learning, run by run", blocks, lead)
+    lead = f"{format_count(len(repeated.runs), 'run')}{begun} with consecutive seeds, each in its own process."
+    return Section("trainings", "Runs", blocks, lead)
 
 
 def draw_times(repeated: Repeated) -> list[Figure]:
-    """A bar for each run, grey where the olympic mean drops it; the mean as a line."""
+    """Draw each run's time to target; runs that the olympic mean drops are grey, the mean is a line."""
     timed = [(run, run.seconds_to_target) for run in repeated.runs if run.seconds_to_target is not None]
     if len(timed) < 2:
         return []
     (unit, factor), score = charts.choose_unit(max(seconds for _, seconds in timed)), repeated.score_seconds
     rows: Rows = [
-        {"what": f"seed {run.seed}", "x": charts.round_sensibly(seconds * factor), "shown": format_seconds(seconds)}
+        {"what": f"seed {run.seed}", "x": charts.round_digits(seconds * factor), "shown": format_seconds(seconds)}
         | {"kind": "counted" if run.counted or score is None else "dropped"}
         for run, seconds in timed
     ]
-    title, x, mean = "Time to the target", charts.across(unit, zero=True, tickCount=8), Layers()
+    title, x, mean = "Time to target", charts.x_axis(unit, zero=True, tickCount=8), Layers()
     if score is not None:
         title += "; the line is the olympic mean"
         mean = [mark("rule", [{"x": score * factor}], {"color": ORANGE, "strokeWidth": 2}, x=x)]
-    color = charts.colours({"counted": BLUE, "dropped": GREY}, "kind", legend=score is not None, columns=2)
-    tooltip = tips(what="run", shown="reached in", kind="is")
+    color = charts.colour_scale({"counted": BLUE, "dropped": GREY}, "kind", legend=score is not None, columns=2)
+    tooltip = tooltips(what="run", shown="time to target", kind="score")
     return [
-        figure("times-to-target", title, "", charts.bars(rows, x, step=28, color=color, over=mean, tooltip=tooltip))
+        build_figure(
+            "times-to-target", title, "", charts.bar_chart(rows, x, step=28, color=color, over=mean, tooltip=tooltip)
+        )
     ]
 
 
 def build_convergence(view: RunView) -> Section | None:
-    """Only of a training whose log, or those of its points, is of what the reference has: benchmark, data, optimiser.
+    """Compare epochs to target with MLPerf's reference; None if benchmark, data or optimizer differ from it.
 
-    A log that cannot be read is a doubt, one that is elsewhere is left.
+    A log that cannot be read is a warning; a log outside the run folder is ignored.
     """
     if view.result.kind != "train":
         return None
     logs = [log for log in find_run_logs(view.path) if view.find_inside(str(log.relative_to(view.path)))]
-    runs, errors = read_logs(logs[:MOST_LOGS])
+    runs, errors = read_logs(logs[:MAX_LOGS])
     view.warnings.extend(err.message for err in errors)
-    if not runs or convergence.find_reason(runs) is not None:
+    if not runs or convergence.explain_missing_reference(runs) is not None:
         return None
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
     expected = convergence.expect(benchmark, batch)
-    assert expected is not None  # or there was a reason
+    assert expected is not None  # else explain_missing_reference returned a reason
     assessment, note = convergence.assess_runs(runs)
-    if assessment is None:  # some missed the target
+    if assessment is None:  # some runs missed the target
         note = f"{note}; the reference needs {expected.mean:.1f} epochs at a batch of {expected.batch:,}"
     lead = f"{note[0].upper()}{note[1:]}."
     points = convergence.list_points(benchmark)
@@ -294,40 +312,42 @@ def build_convergence(view: RunView) -> Section | None:
     rows = [
         [
             *(f"{point.batch:,}", f"{point.mean:.2f}", f"{point.least:.2f}", f"{point.stdev:.2f}"),
-            "compared with" if point.batch in expected.points else "" if point in counted else "not counted",
+            "used here" if point.batch in expected.points else "" if point in counted else "not counted",
         ]
         for point in points
     ]
     caption = (
-        f"{convergence.SOURCE[benchmark]}. Mean without the fastest and the slowest run; "
-        "fewer epochs than the least are refused. Not counted: slower than the line between its neighbours."
+        f"{convergence.SOURCE[benchmark]}. The mean excludes the fastest and the slowest run. MLPerf rejects "
+        "results with fewer epochs than the minimum. Not counted: slower than the line between its neighbours."
     )
-    heads = ["global batch", "epochs, mean", "least", "scatter", ""]
+    heads = ["global batch", "mean epochs", "minimum", "stdev", ""]
     table = Table(heads, rows, caption=caption, numeric=[True] * 4 + [False])
     drawn = draw_convergence(runs, points, counted, lead)
-    return Section("convergence", "Convergence against MLPerf's reference", (drawn, table), lead)
+    return Section("convergence", "Convergence compared with MLPerf's reference", (drawn, table), lead)
 
 
 def draw_convergence(runs: list[LoggedRun], points: list[Expected], counted: list[Expected], text: str) -> Figure:
     batch, num_runs = runs[0].global_batch or 0, convergence.NUM_RUNS[runs[0].benchmark or ""]
 
-    def place(at: int, epochs: float, what: str) -> dict[str, Any]:
-        return {"batch": at, "epochs": charts.round_sensibly(epochs), "what": what}
+    def build_row(at: int, epochs: float, what: str) -> dict[str, Any]:
+        return {"batch": at, "epochs": charts.round_digits(epochs), "what": what}
 
-    between = []  # the reference is straight by batch size, so bent on this axis
+    between = []  # linear in the batch size, so a curve on this logarithmic axis
     for low, high in itertools.pairwise(counted):
         sizes = [round(low.batch * (high.batch / low.batch) ** (part / PARTS)) for part in range(1, PARTS)]
         between += [low, *(convergence.interpolate(size, low, high, num_runs) for size in sizes)]
-    curve = [place(one.batch, one.mean, MEAN) | {"least": one.least} for one in (*between, counted[-1])]
-    reference = [place(point.batch, point.mean, MEAN if point in counted else LEFT_OUT) for point in points]
-    trained = [place(batch, run.epochs, REACHED if run.converged else MISSED) for run in runs if run.epochs is not None]
-    kinds = {MEAN: BLUE, LEFT_OUT: GREY, REACHED: ORANGE, MISSED: charts.RED}
+    curve = [build_row(one.batch, one.mean, MEAN) | {"least": one.least} for one in (*between, counted[-1])]
+    reference = [build_row(point.batch, point.mean, MEAN if point in counted else NOT_COUNTED) for point in points]
+    trained = [
+        build_row(batch, run.epochs, REACHED if run.converged else MISSED) for run in runs if run.epochs is not None
+    ]
+    kinds = {MEAN: BLUE, NOT_COUNTED: GREY, REACHED: ORANGE, MISSED: charts.RED}
     least, most = 0.9 * min(batch, points[0].batch), 1.1 * max(batch, points[-1].batch)
     powers = [2**n for n in range(31) if least <= 2**n <= most]
     scale = {"type": "log", "domain": [least, most], "nice": False}
-    x = charts.across("images per step (global batch)", "batch", **scale, values=powers, format=",d")
-    y = charts.up("epochs to the target", "epochs", zero=True, tickCount=6)
-    color, tooltip = charts.colours(kinds, columns=2, symbolType="circle"), tips("what", "batch:Q", "epochs:Q")
+    x = charts.x_axis("images per step (global batch)", "batch", **scale, values=powers, format=",d")
+    y = charts.y_axis("epochs to the target", "epochs", zero=True, tickCount=6)
+    color, tooltip = charts.colour_scale(kinds, columns=2, symbolType="circle"), tooltips("what", "batch:Q", "epochs:Q")
     layers = [
         mark("area", curve, {"opacity": 0.25, "color": BLUE}, x=x, y=y, y2="least:Q"),
         mark("line", curve, {"strokeWidth": 1.5}, x=x, y=y, color=color),
@@ -335,4 +355,4 @@ def draw_convergence(runs: list[LoggedRun], points: list[Expected], counted: lis
         charts.points(trained, 90, x=x, y=y, color=color, tooltip=tooltip),
     ]
     title = "Epochs to the target by batch size"
-    return figure("convergence", title, text, layers, height=CONVERGENCE_HEIGHT)
+    return build_figure("convergence", title, text, layers, height=CONVERGENCE_HEIGHT)

@@ -1,9 +1,9 @@
 "use strict";
-// Charts as wide as their place, theme button, boxes by their score, tables that sort and filter. No library but the chart scripts above.
+// Chart sizes, theme button, score slider, sortable and filterable tables. Needs only the chart scripts above.
 (function () {
   var root = document.documentElement;
   var chosen = null;
-  try { chosen = localStorage.getItem("trainstone-theme"); } catch (error) { /* files may have no storage */ }
+  try { chosen = localStorage.getItem("trainstone-theme"); } catch (error) { /* file:// pages may have no storage */ }
   if (chosen === "light" || chosen === "dark") root.dataset.theme = chosen;
   document.getElementById("theme").addEventListener("click", function () {
     var dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -12,13 +12,13 @@
   });
 
   function fit(spec, width) {
-    // Panels of a vertical concatenation cannot be made to fill their place; the axis takes its fixed part.
+    // Vega-Lite cannot fit vconcat panels to a container. 94 pixels are for the vertical axis and padding.
     (spec.vconcat || []).forEach(function (panel) { panel.width = Math.max(120, width - 94); });
     return width < 560 ? narrow(spec) : spec;
   }
 
   function narrow(part) {
-    // On a phone a legend is one name a line, and names of rows get less room.
+    // On a phone, legends have one column and row names are shorter.
     if (part === null || typeof part !== "object") return part;
     Object.keys(part).forEach(function (name) {
       var inner = part[name];
@@ -60,24 +60,24 @@
     document.querySelectorAll("details").forEach(function (details) { if (details.closest("figure") === null) details.open = true; });
   });
 
-  document.querySelectorAll(".judged").forEach(function (gallery) {
+  document.querySelectorAll(".scored").forEach(function (gallery) {
     var slider = gallery.querySelector("input");
     slider.hidden = false;
     function apply() {
       gallery.querySelector("output").textContent = Number(slider.value).toFixed(2);
       gallery.querySelectorAll("figure").forEach(function (figure) {
-        var right = 0;
+        var correct = 0;
         figure.querySelectorAll("g[data-score]").forEach(function (box) {
           var low = Number(box.dataset.score) < Number(slider.value);
           box.classList.toggle("low", low);
-          right += !low && box.classList.contains("right") ? 1 : 0;
+          correct += !low && box.classList.contains("correct") ? 1 : 0;
         });
         var count = figure.querySelector(".count");
-        if (count) count.textContent = Math.min(right, Number(figure.querySelector(".all").textContent));
+        if (count) count.textContent = Math.min(correct, Number(figure.querySelector(".all").textContent));
       });
     }
     slider.addEventListener("input", apply);
-    apply();  // a page that is loaded again keeps the slider where it was
+    apply();  // the browser restores the slider when the page is reloaded
   });
 
   function key(row, column) {
@@ -96,7 +96,7 @@
         var rows = Array.prototype.slice.call(table.tBodies[0].rows);
         rows.sort(function (a, b) {
           var x = key(a, column), y = key(b, column);
-          // What was not measured stands last, whichever the direction; numbers before words.
+          // Empty cells come last in both directions; numbers come before text.
           if (x === "" || y === "") return (x === "") - (y === "");
           var order = typeof x !== typeof y ? (typeof x === "number" ? -1 : 1) : x < y ? -1 : x > y ? 1 : 0;
           return down ? -order : order;

@@ -1,4 +1,4 @@
-"""MLPerf logs found and read: when each run began and ended, how good it got, where its time went."""
+"""Find and read MLPerf logs: start and end of each run, its accuracy, where its time went."""
 
 import os
 import re
@@ -20,13 +20,13 @@ KEYS = (
     *("train_samples", "opt_name", "seed", "run_start", "run_stop", "eval_accuracy", "resumed", "init_start"),
     *("init_stop", "epoch_start", "epoch_stop", "eval_start", "eval_stop"),
 )
-"""Of the events that are looked at."""
+"""The event keys that are read; others are skipped."""
 IN_TIME = "eval_accuracy before run_stop"
-MOST_EVENTS = 100_000
-OWN = "trainstone/"  # how the file that writes our lines begins; others name none, or theirs
+MAX_EVENTS = 100_000  # of one key
+OWN = "trainstone/"  # prefix of metadata.file in our own logs
 FORM = re.compile(r":::(MLLOG |MLL |MLPv)")
-FORMS = {"MLLOG ": "0.7", "MLL ": "0.6", "MLPv": "0.5"}  # which line form: :::MLLOG came with 0.7 and stayed
-Events = Mapping[str, Sequence[Event]]  # by their key
+FORMS = {"MLLOG ": "0.7", "MLL ": "0.6", "MLPv": "0.5"}  # line prefix -> MLPerf version; 0.7 and later use :::MLLOG
+Events = Mapping[str, Sequence[Event]]  # by key
 
 
 class LoggedEvaluation(NamedTuple):
@@ -36,7 +36,7 @@ class LoggedEvaluation(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Where the seconds of a run went; None is what the log does not say."""
+    """Where the time of a run went; None where the log does not say."""
 
     devices: int | None = None
     total_seconds: float | None = None  # from the first init_start to run_stop
@@ -44,7 +44,7 @@ class Times(NamedTuple):
     init_seconds: float | None = None
     first_epoch_seconds: float | None = None
     mean_epoch_seconds: float | None = None
-    """Of the epochs from the second to the one before the first evaluation; where that is none, of all later."""
+    """Mean from the second epoch to the one before the first evaluation; if there are none, of all after the first."""
     train_seconds: float | None = None  # all epochs together
     evaluations: tuple[LoggedEvaluation, ...] = ()
 
@@ -54,7 +54,7 @@ NO_TIMES = Times()
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run, as its log tells it; None is what the log does not say."""
+    """A run read from its log; None where the log does not say."""
 
     path: Path
     form: str  # 0.5, 0.6 or 0.7
@@ -66,13 +66,13 @@ class LoggedRun:
     train_samples: int | None
     optimizer: str | None
     seeds: tuple[int, ...]
-    ended: str | None  # success or aborted; None: the log stops before the run did
+    ended: str | None  # success or aborted; None: the log has no run_stop
     start_ms: int
     stop_ms: int | None
     epochs: float | None
-    """What the last evaluation before run_stop calls its epoch: to the target, where the run reached it."""
+    """Epoch of the last evaluation before run_stop: epochs to the target, if the run reached it."""
     accuracy: float | None = None  # of the same evaluation
-    resumed: int = 0  # how often trainstone resumed it: the time in between is counted
+    resumed: int = 0  # how often trainstone resumed it; the pauses are part of the time
     times: Times = NO_TIMES
 
     @property
@@ -85,26 +85,23 @@ class LoggedRun:
 
     @property
     def images_per_second(self) -> float | None:
-        """Images trained on, over the whole run, evaluations included."""
+        """Trained images / time of the whole run, evaluations included."""
         if self.train_samples is None or self.epochs is None or not self.minutes:
             return None
         return self.train_samples * self.epochs / (60 * self.minutes)
 
 
 def find_logs(given: Sequence[Path]) -> tuple[list[Path], dict[Path, DataError]]:
-    """Return every log once, in the order given and, below a folder, by name with numbers as numbers.
-
-    And of each folder without a log the error that says so.
-    """
+    """Return each log once, in the given order and in natural order below a folder, and an error per folder without."""
     found: dict[str, Path] = {}
     errors: dict[Path, DataError] = {}
     for path in given:
         logs = (find_run_logs(path) or sorted(_walk(path), key=_order)) if path.is_dir() else [path]
         for log in logs:
-            found.setdefault(os.path.realpath(log), log)  # the same log twice would be two runs
+            found.setdefault(os.path.realpath(log), log)  # the same log must not count as two runs
         name = printable(str(path))
         if not logs and (path / "result.json").is_file():
-            hint = "trainstone train writes one, other verbs do not"
+            hint = "write one: trainstone train"
             errors[path] = DataError(f"no {LOG_NAME} in run {name}", hint=hint)
         elif not logs:
             message = f"no {LOG_NAME} or {RESULT_NAMES} in {name} or below"
@@ -130,19 +127,19 @@ def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
 
 def read_logged(path: Path) -> LoggedRun:
     name = printable(str(path))
-    # Nothing keeps the generator, so that an error, which keeps this frame, does not keep the file open.
+    # The generator is not bound to a name: an error, which keeps this frame, would otherwise keep the file open.
     form = next((FORMS[found[1]] for _, line in read_lines(path) if (found := FORM.search(line))), None)
     if form is None:
-        raise DataError(f"{name}: no MLPerf log line in it", hint=HINT)
+        raise DataError(f"{name}: no MLPerf log line found", hint=HINT)
     events, namespace = _gather(path)
     starts, stops = events["run_start"], events["run_stop"]
     if not starts:
-        raise DataError(f"{name}: no run_start in it, so no run", hint="a run that fell over while it was built?")
+        raise DataError(f"{name}: no run_start in it", hint="the run probably failed before training; give another log")
     if len(starts) > 1 or len(stops) > 1:
         raise DataError(f"{name}: several runs in one log: run_start {len(starts)}, run_stop {len(stops)}", hint=HINT)
     if stops and stops[0].time_ms < starts[0].time_ms:
         raise DataError(f"{name}: run_stop comes before run_start", hint=HINT)
-    # Images may be evaluated again after the target was reached: what counts stands before run_stop.
+    # A run may evaluate again after run_stop; only evaluations before it count.
     scored = [event for event in events[IN_TIME] or events["eval_accuracy"] if _number(event.value) is not None]
     last = scored[-1] if scored else None
     status = stops[0].metadata.get("status") if stops else None
@@ -168,21 +165,21 @@ def read_logged(path: Path) -> LoggedRun:
 
 
 def measure_times(events: Events) -> Times:
-    """Return the times of a run. Of lines that every rank wrote the first counts."""
+    """Return the times of a run. Of lines written by every rank, the first counts."""
     first = {key: found[0] for key, found in events.items() if found}
-    begun, over = _by_epoch(events["epoch_start"]), _by_epoch(events["epoch_stop"])
-    spans = {epoch: _span(begun[epoch], over.get(epoch)) for epoch in sorted(begun)}
+    starts, stops = _by_epoch(events["epoch_start"]), _by_epoch(events["epoch_stop"])
+    spans = {epoch: _span(starts[epoch], stops.get(epoch)) for epoch in sorted(starts)}
     epochs = {epoch: seconds for epoch, seconds in spans.items() if seconds is not None}
     evaluations = tuple(_list_evaluations(events))
     later = list(epochs)[1:]
     evaluated = min((one.epoch for one in evaluations if one.epoch is not None), default=None)
     before = [epoch for epoch in later if evaluated is None or epoch < evaluated] or later
-    # Every rank of the originals wrote init_start; ours writes one, and the platform's name begins with the ranks.
-    starts, platform = len(events["init_start"]), first.get("submission_platform")
+    # The original programs write init_start on every rank; ours writes one, and its platform begins with the ranks.
+    num_starts, platform = len(events["init_start"]), first.get("submission_platform")
     own = platform is not None and str(platform.metadata.get("file", "")).startswith(OWN)
     ranks = re.match(r"([0-9]{1,9})x", str(platform.value)) if platform and own else None
     return Times(
-        devices=starts if starts > 1 else int(ranks[1]) if ranks else None,
+        devices=num_starts if num_starts > 1 else int(ranks[1]) if ranks else None,
         total_seconds=_span(first.get("init_start"), first.get("run_stop")),
         converge_seconds=_span(first.get("run_start"), first.get("run_stop")),
         init_seconds=_span(first.get("init_start"), first.get("init_stop")),
@@ -194,7 +191,7 @@ def measure_times(events: Events) -> Times:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Links to folders are not followed: they may lead round in a circle."""
+    """Yield the logs below a folder. Links to folders are not followed: they may be circular."""
     for place, _, names in os.walk(folder):
         yield from (Path(place, name) for name in names if name == LOG_NAME or fnmatchcase(name, RESULT_NAMES))
 
@@ -204,7 +201,7 @@ def _order(path: Path) -> list[tuple[int, str]]:
 
 
 def _gather(path: Path) -> tuple[Events, str]:
-    """Return the events that are looked at, and the first namespace; a log may hold millions of others."""
+    """Return the events of KEYS, and the first namespace; a log may have millions of other events."""
     kept: dict[str, list[Event]] = {key: [] for key in (*KEYS, IN_TIME)}
     namespace = ""
     for event in scan_mllog(path):
@@ -214,13 +211,13 @@ def _gather(path: Path) -> tuple[Events, str]:
         if event.key == "run_stop":
             kept[IN_TIME] = list(kept["eval_accuracy"])
         kept[event.key].append(event)
-        if len(kept[event.key]) > MOST_EVENTS:
-            raise DataError(f"{printable(str(path))}: more than {MOST_EVENTS} times {event.key}", hint=HINT)
+        if len(kept[event.key]) > MAX_EVENTS:
+            raise DataError(f"{printable(str(path))}: more than {MAX_EVENTS:,} {event.key} events", hint=HINT)
     return kept, namespace
 
 
 def _list_evaluations(events: Events) -> Iterator[LoggedEvaluation]:
-    """Evaluations in order; their ends may stand beside the next epoch, so they are matched by number."""
+    """Yield evaluations in order; their start and end are matched by epoch number, since they may overlap training."""
     starts, stops = _by_epoch(events["eval_start"]), _by_epoch(events["eval_stop"])
     seen: set[float] = set()
     for event in events["eval_accuracy"]:

@@ -1,8 +1,8 @@
-"""Several MLPerf logs as results: grouped by system and benchmark, scored, compared with the reference.
+"""Summarise MLPerf logs: group them by system and benchmark, score them, compare them with MLPerf's reference.
 
-MLPerf's reference convergence points (RCPs): how many epochs the reference needs to the target, by batch size. Runs
-are assessed as mlperf-logging's rcp_checker does, in closed form: a mean of epochs below what a one-sided t-test at 5 %
-lets pass is too good to be true. Points slower than the line between their neighbours do not count ("pruned").
+MLPerf's reference convergence points (RCPs) are the epochs that the reference needs to the target, by batch size. Runs
+are assessed like mlperf-logging's rcp_checker, in closed form: a mean below the limit of a one-sided t-test at 5 % is
+rejected as implausibly fast. Points slower than the line between their neighbours are pruned.
 """
 
 import itertools
@@ -20,17 +20,17 @@ from trainstone.stats.student_t import student_t_quantile
 from trainstone.text import printable
 from trainstone.units import format_rate
 
-NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}  # runs that a result of the benchmark needs
+NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}  # runs that a result needs
 ALPHA = 0.05
-MISSED = 1e9  # epochs of a run that missed the target, as the checker counts it
+MISSED = 1e9  # epochs that rcp_checker counts for a run that missed the target
 IMAGES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
-"""What is trained on: COCO's are those with boxes. (ssd as RetinaNet, from 2.0.0 on, trains on others.)"""
+"""Training images; for COCO those with boxes. (From 2.0.0 on ssd is RetinaNet, which trains on other images.)"""
 OPTIMIZERS = ("lars", "sgd")
 TARGETS = {"resnet": 0.759, "ssd": 0.23}
 
 # mlperf-logging 4.1.68 (Apache-2.0): rcp_checker/training_4.0.0/rcps_resnet.json, training_1.0.0/rcps_ssd.json (SSD300;
-# later rulesets mean RetinaNet by ssd). By batch size, how
-# many runs needed how many epochs. A test compares them with the installed files.
+# in later rulesets ssd is RetinaNet). Batch size -> epochs -> number of runs that needed them. A test compares these
+# numbers with the installed files.
 REFERENCES: dict[str, dict[int, dict[int, int]]] = {
     "resnet": {
         1632: {33: 1, 34: 4, 35: 9, 37: 3},
@@ -61,43 +61,43 @@ TIME_COLUMNS = {
     **dict.fromkeys(("gpus", "batch", "total", "converge", "init", "epoch1", "epoch_avg", "train", "last_eval"), True),
     "epoch: evaluation, accuracy": False,
 }
-"""The columns of the original SSD's mll-status; of each whether it is flush right."""
-SHOWN_EVALUATIONS = 8  # of many the last
-Rulesets = Mapping[str, Collection[str]]  # of each ruleset the benchmarks it has rules for
-OLD_FORM = "0.6.0"  # the one ruleset that reads :::MLL lines, and reads no others
+"""The columns of the original SSD's mll-status, and whether each is aligned right."""
+SHOWN_EVALUATIONS = 8  # the last ones
+Rulesets = Mapping[str, Collection[str]]  # ruleset -> benchmarks it has rules for
+OLD_FORM = "0.6.0"  # the only ruleset that reads :::MLL lines; it reads no others
 
 
 class Score(NamedTuple):
-    minutes: float | None  # the score; None where the rules give none
-    note: str  # how it came about, or why there is none
+    minutes: float | None  # the score; None if the rules give none
+    note: str  # how it was computed, or why there is none
     mean_minutes: float | None  # plain mean over the runs that reached their target
-    dropped: tuple[int, ...] = ()  # positions of the runs that the score leaves out
+    dropped: tuple[int, ...] = ()  # indices of the runs that the score drops
 
 
 def score_runs(benchmark: str | None, minutes: Sequence[float | None]) -> Score:
-    """Score runs by the minutes each took to its target; None: it did not reach it, which counts as slowest."""
+    """Score runs by their minutes to the target; a run that missed it (None) counts as the slowest."""
     reached = [value for value in minutes if value is not None]
     mean = sum(reached) / len(reached) if reached else None
     needed, missed = NUM_RUNS.get(benchmark or ""), len(minutes) - len(reached)
     if needed is None:
-        return Score(None, f"how many runs a score of {benchmark or 'this'} needs is not known here", mean)
+        return Score(None, f"unknown number of runs for benchmark {benchmark or 'unnamed'}", mean)
     if len(minutes) != needed:
         return Score(None, f"{benchmark} needs {needed} runs, not {len(minutes)}", mean)
     if missed > 1:
-        return Score(None, f"{missed} of {needed} runs missed the target, one may", mean)
+        return Score(None, f"{missed} of {needed} runs missed the target; at most 1 may", mean)
     ranked = rank_times(minutes)
     kept = [value for at in ranked[1:-1] if (value := minutes[at]) is not None]
-    note = f"mean of {len(kept)} of {needed} runs: the fastest and the slowest are left out"
+    note = f"mean of {len(kept)} of {needed} runs: the fastest and the slowest are dropped"
     return Score(sum(kept) / len(kept), note, mean, (ranked[0], ranked[-1]))
 
 
 def rank_times(times: Sequence[float | None]) -> list[int]:
-    """Return the positions of times, the fastest first; None, which did not reach its target, is the slowest."""
+    """Return the indices of the times, fastest first; None (target not reached) is the slowest."""
     return sorted(range(len(times)), key=lambda at: math.inf if (value := times[at]) is None else value)
 
 
 def olympic_mean(values: Sequence[float]) -> float:
-    """Return the mean without the smallest and the largest; of one or two values their mean."""
+    """Return the mean without the smallest and the largest value; of one or two values the plain mean."""
     ranked = sorted(values)
     kept = ranked[1:-1] or ranked
     return sum(kept) / len(kept)
@@ -107,21 +107,21 @@ class Expected(NamedTuple):
     batch: int
     mean: float
     stdev: float
-    least: float  # fewer epochs than this on average are refused
-    how: str  # recorded, interpolated, or smallest: the batch is smaller than any that was recorded
-    points: tuple[int, ...]  # batch sizes it was taken from
+    least: float  # a smaller mean of epochs is rejected
+    how: str  # recorded, interpolated, or smallest (the batch is smaller than any recorded one)
+    points: tuple[int, ...]  # batch sizes it is derived from
 
 
 class Assessment(NamedTuple):
     expected: Expected
-    epochs: float  # mean of the runs, without the fastest and the slowest where there are three or more
+    epochs: float  # olympic mean of the runs
     passes: bool
     factor: float
-    """By which MLPerf lengthens the time of runs that needed fewer epochs than the reference; 1: not at all."""
+    """By which MLPerf multiplies the time of runs that needed fewer epochs than the reference; else 1."""
 
 
 def least_mean(mean: float, stdev: float, num_reference: int, num_runs: int) -> float:
-    """Return the mean at which the t-test between both, of equal scatter, has a one-sided p-value of 5 %."""
+    """Return the mean at which the t-test between runs and reference (equal variance) has a one-sided p of 5 %."""
     kept = num_runs - 2
     return mean + student_t_quantile(ALPHA, num_reference + kept - 2) * stdev * math.sqrt(1 / num_reference + 1 / kept)
 
@@ -135,7 +135,7 @@ def interpolate(batch: int, low: Expected, high: Expected, num_runs: int) -> Exp
 
 
 def prune(points: Sequence[Expected], num_runs: int) -> list[Expected]:
-    """Leave out batches smaller than the fastest point's, then points above the line between their neighbours."""
+    """Drop batches smaller than the fastest point's, then points above the line between their neighbours."""
     fastest = min(points, key=lambda point: point.mean)
     kept = [point for point in points if point.batch >= fastest.batch]
     at = 1
@@ -158,9 +158,9 @@ def list_points(benchmark: str) -> list[Expected]:
 
 
 def expect(benchmark: str, batch: int) -> Expected | None:
-    """Return what the reference needs at a batch: recorded, interpolated, or for small ones the smallest's.
+    """Return the reference at a batch size: recorded, interpolated, or for a smaller batch the smallest recorded.
 
-    None: the batch is larger than any that was recorded.
+    None: the batch is larger than any recorded one.
     """
     pruned = prune(list_points(benchmark), NUM_RUNS[benchmark])
     if batch < pruned[0].batch:
@@ -172,9 +172,9 @@ def expect(benchmark: str, batch: int) -> Expected | None:
 
 
 def assess(expected: Expected, epochs: Sequence[float | None]) -> Assessment | None:
-    """Compare the epochs of runs with the reference; None for a run that missed the target.
+    """Compare the epochs of runs (None: missed the target) with the reference.
 
-    None: more than one run missed it, or the only ones.
+    Returns None if two or more runs missed it, or one of fewer than three.
     """
     if sum(value is None for value in epochs) > (len(epochs) > 2):
         return None
@@ -182,33 +182,33 @@ def assess(expected: Expected, epochs: Sequence[float | None]) -> Assessment | N
     return Assessment(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean) if mean else 1.0)
 
 
-def find_reason(runs: Sequence[LoggedRun]) -> str | None:
+def explain_missing_reference(runs: Sequence[LoggedRun]) -> str | None:
     first = runs[0]
     benchmark, batch, samples, optimizer = first.benchmark, first.global_batch, first.train_samples, first.optimizer
     if benchmark not in REFERENCES:
-        return f"there are no reference points of {benchmark or 'an unnamed benchmark'} here"
+        return f"no reference points for {benchmark or 'an unnamed benchmark'}"
     if batch is None:
-        return "the log does not say the global batch size"
+        return "the log has no global batch size"
     if benchmark == "resnet" and optimizer not in OPTIMIZERS:
         return f"the reference trains with {' or '.join(OPTIMIZERS)}, not with {optimizer or 'an unnamed optimizer'}"
     dataset, images = IMAGES[benchmark]
     if samples is None or abs(samples - images) >= batch:
-        here = "an unknown number" if samples is None else f"{samples:,}"
-        return f"the reference trains on {dataset}'s {images:,} images, this run on {here}"
+        own = "an unknown number" if samples is None else f"{samples:,}"
+        return f"the reference trains on {dataset}'s {images:,} images, this run on {own}"
     target = min((run.accuracy for run in runs if run.converged and run.accuracy is not None), default=None)
     if target is not None and target < TARGETS[benchmark]:
         return f"the reference trains to {TARGETS[benchmark]:g}, this run only to {target:g}"
     largest = max(REFERENCES[benchmark])
-    return f"the largest batch with a reference is {largest:,}, here it is {batch:,}" if batch > largest else None
+    return f"batch {batch:,} is larger than the largest reference batch, {largest:,}" if batch > largest else None
 
 
 def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
-    reason = find_reason(runs)
+    reason = explain_missing_reference(runs)
     if reason is not None:
         return None, reason
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
     expected = expect(benchmark, batch)
-    assert expected is not None  # or there was a reason
+    assert expected is not None  # checked by explain_missing_reference
     assessment = assess(expected, [run.epochs if run.converged else None for run in runs])
     if assessment is None:
         return None, f"{sum(run.converged for run in runs)} of {len(runs)} runs reached the target"
@@ -216,8 +216,8 @@ def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
     where = f"{'between batches' if expected.how == 'interpolated' else 'at batch'} {batches}"
     note = f"{assessment.epochs:.1f} epochs to the target; the reference needs {expected.mean:.1f} {where}: "
     longer = "" if assessment.factor == 1 else f"; MLPerf multiplies the time by {assessment.factor:.4f}"
-    refused = f"fewer than its least of {expected.least:.1f}, which MLPerf refuses"
-    note += f"passes{longer}" if assessment.passes else refused
+    rejected = f"below the minimum of {expected.least:.1f}, which MLPerf rejects"
+    note += f"passes{longer}" if assessment.passes else rejected
     needed = NUM_RUNS[benchmark]
     return assessment, note + ("" if len(runs) == needed else f" (a result needs {needed} runs, not {len(runs)})")
 
@@ -228,31 +228,31 @@ class Group:
     runs: tuple[LoggedRun, ...]
     score: Score
     assessment: Assessment | None
-    reference_note: str  # why there is no assessment, or what it says
+    reference_note: str  # the assessment as text, or why there is none
 
 
 def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
-    places: dict[tuple[Any, ...], list[LoggedRun]] = {}
+    groups: dict[tuple[Any, ...], list[LoggedRun]] = {}
     for run in runs:
-        key = (find_place(run.path), run.benchmark, run.org, run.division, run.platform, run.global_batch)
-        places.setdefault(key, []).append(run)
-    return [make_group(tuple(group)) for group in places.values()]
+        key = (find_group_folder(run.path), run.benchmark, run.org, run.division, run.platform, run.global_batch)
+        groups.setdefault(key, []).append(run)
+    return [make_group(tuple(group)) for group in groups.values()]
 
 
 def make_group(runs: tuple[LoggedRun, ...]) -> Group:
     first = runs[0]
     score = score_runs(first.benchmark, [run.minutes if run.converged else None for run in runs])
     assessment, note = assess_runs(runs)
-    if repeated := find_repetition(runs):
+    if repeated := find_duplicate(runs):
         score, assessment, note = Score(None, repeated, score.mean_minutes), None, f"none: {repeated}"
-    folder = find_place(first.path)
+    folder = find_group_folder(first.path)
     # In a submission the folders are results/SYSTEM/BENCHMARK.
     in_results = folder.name == first.benchmark and folder.parent.parent.name == "results"
     name = folder.parent.name if in_results else first.platform or folder.name
     return Group(name, runs, score, assessment, note)
 
 
-def find_repetition(runs: Sequence[LoggedRun]) -> str | None:
+def find_duplicate(runs: Sequence[LoggedRun]) -> str | None:
     seen: dict[Any, LoggedRun] = {}
     for run in runs:
         for mark in (replace(run, path=Path()), ("seed", run.seeds) if run.seeds else object()):
@@ -263,8 +263,8 @@ def find_repetition(runs: Sequence[LoggedRun]) -> str | None:
     return None
 
 
-def find_place(log: Path) -> Path:
-    """Return the folder of a result_*.txt; a run's own folder holds one log only: that of its neighbours."""
+def find_group_folder(log: Path) -> Path:
+    """Return the folder whose logs form a group: of result_*.txt their own, of mlperf.log the parent of the run."""
     return log.absolute().parent.parent if log.name == LOG_NAME else log.absolute().parent
 
 
@@ -274,13 +274,13 @@ def format_title(group: Group) -> str:
     return " · ".join(filter(None, (group.name, first.benchmark, first.org, first.division, batch)))
 
 
-def run_table(group: Group) -> Table:
+def build_run_table(group: Group) -> Table:
     decimals, rows = count_decimals(group), []
     for at, (run, name) in enumerate(zip(group.runs, name_runs(group.runs), strict=True)):
         notes = (
             {"success": "", None: "not ended"}.get(run.ended, run.ended),
-            "left out" if at in group.score.dropped else "",
-            "resumed: the pause is counted" if run.resumed else "",
+            "dropped" if at in group.score.dropped else "",
+            "resumed; the time includes the pause" if run.resumed else "",
         )
         cells = [
             _format(run.minutes, f".{decimals}f"),
@@ -292,14 +292,14 @@ def run_table(group: Group) -> Table:
     return Table(list(RUN_COLUMNS), rows, numeric=list(RUN_COLUMNS.values()))
 
 
-def time_table(group: Group) -> Table | None:
-    """Where the time of each run went; None where no log tells an epoch or evaluation."""
+def build_time_table(group: Group) -> Table | None:
+    """Build a table of where the time of each run went; None if no log has epochs or evaluations."""
     if not any(run.times.train_seconds is not None or run.times.evaluations for run in group.runs):
         return None
     rows = []
     for run, name in zip(group.runs, name_runs(group.runs), strict=True):
         devices, total, converge, *parts, evaluations = run.times
-        # A run that missed its target has its status in place of a time.
+        # A run that missed its target shows its status instead of a time.
         ended = _format(converge, ".1f") if run.converged else run.ended or "not ended"
         last = evaluations[-1].seconds if evaluations else None
         seconds = [_format(value, ".1f") for value in (*parts, last)]
@@ -320,7 +320,7 @@ def format_score(group: Group) -> str:
 
 
 def name_runs(runs: Sequence[LoggedRun]) -> list[str]:
-    """Return names of logs; runs of trainstone all call theirs the same, so their seeds, else their folders."""
+    """Return a name per log; trainstone logs share one file name, so their seeds or else their folders."""
     if any(run.path.name != LOG_NAME for run in runs):
         return [run.path.name for run in runs]
     seeds = [run.seeds for run in runs]
@@ -330,7 +330,7 @@ def name_runs(runs: Sequence[LoggedRun]) -> list[str]:
 
 
 def count_decimals(group: Group) -> int:
-    """Return the decimals of all minutes of a group: 39.78; four where all runs are shorter than a minute."""
+    """Return the decimals for the minutes of a group: 2, or 4 if all runs are shorter than a minute."""
     return 2 if max(run.minutes or 0.0 for run in group.runs) >= 1 else 4
 
 
@@ -338,7 +338,7 @@ def _format(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def document_group(group: Group) -> dict[str, Any]:
+def build_group_document(group: Group) -> dict[str, Any]:
     first, score, assessment = group.runs[0], group.score, group.assessment
     reference: dict[str, Any] | None = None
     if assessment is not None:
@@ -350,7 +350,7 @@ def document_group(group: Group) -> dict[str, Any]:
     for at, run in enumerate(group.runs):
         evaluations = [_drop_absent(one._asdict()) for one in run.times.evaluations]
         best = max((one.accuracy for one in run.times.evaluations), default=None)
-        message = {
+        entry = {
             "path": str(run.path),
             "log_form": run.form,
             **{name: getattr(run, name) for name in ("ended", "minutes", "epochs", "accuracy")},
@@ -360,7 +360,7 @@ def document_group(group: Group) -> dict[str, Any]:
             "dropped": at in score.dropped,
             "times": _drop_absent(run.times._asdict() | {"evaluations": evaluations}),
         }
-        runs.append(_drop_absent(message))
+        runs.append(_drop_absent(entry))
     document = {
         "system": group.name,
         **{name: getattr(first, name) for name in ("benchmark", "division", "org", "platform")},
@@ -394,22 +394,22 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
     name = printable(str(run.path))
     rulesets = sorted(known, key=lambda name: [int(part) for part in name.split(".") if part.isdecimal()])
     if run.form == "0.5":
-        message = f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads"
-        raise DataError(message, hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}")
+        message = f"{name}: no ruleset of mlperf-logging reads logs of MLPerf 0.5 (:::MLPv0.5.0)"
+        raise DataError(message, hint=f"read it with trainstone mlperf summary; the oldest ruleset is {OLD_FORM}")
     having = [ruleset for ruleset in rulesets if run.benchmark in known[ruleset]]
     if not having:
         message = f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}"
-        raise DataError(message, hint="submission_benchmark is resnet or ssd in logs of trainstone")
+        raise DataError(message, hint="trainstone logs have submission_benchmark resnet or ssd")
     usual = CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
     if requested is None:
         return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)") if run.form == "0.6" else usual
     if requested not in known:
-        raise ConfigError(f"unknown --ruleset {requested}", hint=f"one of {', '.join(rulesets)}")
+        raise ConfigError(f"unknown --ruleset {requested}", hint=f"choose one of {', '.join(rulesets)}")
     if (requested == OLD_FORM) != (run.form == "0.6"):
         wanted = OLD_FORM if run.form == "0.6" else "0.7.0 or later"
         message = f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}"
-        raise DataError(message, hint=f"--ruleset {wanted}, or none")
+        raise DataError(message, hint=f"use --ruleset {wanted}, or omit it")
     if requested not in having:
-        message = f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}"
-        raise ConfigError(message, hint=f"--ruleset {usual.ruleset}")
+        message = f"--ruleset {requested} has no rules for {run.benchmark}; these have: {', '.join(having)}"
+        raise ConfigError(message, hint=f"use --ruleset {usual.ruleset}")
     return Choice(requested, "requested")

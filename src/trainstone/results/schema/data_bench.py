@@ -1,4 +1,4 @@
-"""What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched; for what that does."""
+"""Result of `trainstone data bench`: how fast a data set is read, decoded and batched, and which devices that feeds."""
 
 from typing import Annotated
 
@@ -16,35 +16,35 @@ class Stage(Record):
 
 
 class ThreadPoint(Record):
-    threads: Positive
+    threads: Positive  # loader threads
     images_per_second: Rate
-    ci95: tuple[float, float] | None = None
+    ci95: tuple[float, float] | None = None  # 95 % confidence interval
     ci_covers: str  # "within this run", or "not established: <why>"
     cpu_cores: Rate | None = None
-    """CPU seconds that the whole process used in a second; with hardware threads more than there are cores."""
-    images_per_second_per_core: Rate  # by `rate_per_core`
+    """CPU seconds used by the whole process per second; with hardware threads it can exceed the number of cores."""
+    images_per_second_per_core: Rate  # images/s divided by the cores used
 
 
 class Demand(Record):
-    device: str  # its name; where the CPU trains the same as `Feeding.cpu`; empty where nobody said
+    device: str  # name of the device; empty if --demand gave only a number
     devices: Positive
-    images_per_second: Rate  # of all devices
-    how: str  # how it is known: what was measured, or "given"
+    images_per_second: Rate  # what all devices together can train
+    how: str  # what was measured, or "given"
 
 
 class DataBenchResult(Record):
-    path: str
-    storage: str
-    split: str
-    images: Count
-    image_bytes: float  # mean of those read, as they are stored
-    image_size: Positive
+    path: str  # of the data set
+    storage: str  # format of the files
+    split: str  # that was read
+    images: Count  # in the split
+    image_bytes: float  # mean stored size of an image that was read
+    image_size: Positive  # pixels per side of a batch's images
     batch_size: Positive
-    transform: str
-    decode: str
-    cpu: str
-    cores: Positive  # physical cores that this process may use
-    points: Annotated[list[ThreadPoint], Field(min_length=1)]
-    stages: list[Stage]
-    skipped: Count  # images that could not be used
-    demand: Demand | None = None
+    transform: str  # crop, resize and flip, in words
+    decode: str  # fast or exact
+    cpu: str  # name of the processor
+    cores: Positive  # physical cores available to this process
+    points: Annotated[list[ThreadPoint], Field(min_length=1)]  # one per number of threads
+    stages: list[Stage]  # where the threads spend their time
+    skipped: Count  # damaged images
+    demand: Demand | None = None  # what the devices need

@@ -1,6 +1,6 @@
-"""What `trainstone data info` finds out about a data set: plain records, for --json and the page alike.
+"""Result of `trainstone data info`: records of a data set, for --json and the page.
 
-All text is made printable by who fills them in. What was not counted is absent, never a guess.
+All text is printable. What was not counted is absent.
 """
 
 from typing import Annotated, Literal
@@ -33,12 +33,12 @@ class BadRecord(Record):
 
 
 class LookedAt(Record):
-    """What a sample of a split's images, evenly spaced, tells about all of them."""
+    """Statistics of evenly spaced images of a split."""
 
     images: Count
     width: Quantiles
     height: Quantiles
-    bytes: Quantiles  # of an image as it is stored
+    bytes: Quantiles  # stored size of an image
     kinds: dict[str, Count]  # jpeg, png ... and how many
     colours: dict[str, Count]
     sizes: list[SizeCount]  # most frequent first
@@ -46,22 +46,22 @@ class LookedAt(Record):
 
 class BoxCounts(Record):
     boxes: Count
-    images: Count  # in so many images they were counted
-    per_image: dict[int, Count]  # so many images have so many boxes
+    images: Count  # in which boxes were counted
+    per_image: dict[int, Count]  # number of boxes: number of images that have so many
 
 
 class SplitSummary(Record):
     name: str
     records: Count
-    bytes: Count | None = None  # of its files, where they are its own
+    bytes: Count | None = None  # of its files, if no other split shares them
     shards: Count | None = None
     class_counts: list[Count]  # images (detection: boxes) of each class, in the order of classes
-    outside: Count = 0  # labels that no class has
+    outside: Count = 0  # labels that are not a class
     unlabelled: Count = 0  # images (classification) without a class
-    counted: Count  # so many records were asked for their labels; fewer than `records` makes the counts a sample
+    counted: Count  # records whose labels were read; if fewer than `records`, the counts are of a sample
     boxes: BoxCounts | None = None
     looked_at: LookedAt | None = None
-    num_bad: Count = 0  # seen on the way, not searched for
+    num_bad: Count = 0  # damaged images met; `data verify` finds all
     bad: list[BadRecord] = Field(default_factory=list)  # the first of them
 
 

@@ -1,4 +1,4 @@
-"""What result.json says of learning: every evaluation, the best of them, the time to the target; train --runs."""
+"""Training quality in result.json: every evaluation, the best of them, the time to the target; train --runs."""
 
 from typing import Annotated, Literal
 
@@ -8,22 +8,22 @@ from trainstone.results.schema.record import Count, Record, Seconds
 
 
 class Evaluation(Record):
-    epoch: float  # epochs trained before it
-    step: Count  # steps trained before it
-    seconds: Seconds  # on the run's clock, when it was over
-    eval_seconds: Seconds
-    metrics: dict[str, float]  # top1, top5, loss; or COCO's twelve: map, map50, map75, map_small ... recall_large
-    images: Count  # images judged, each once
+    epoch: float  # epochs trained before the evaluation
+    step: Count  # steps trained before the evaluation
+    seconds: Seconds  # run clock at the end of the evaluation
+    eval_seconds: Seconds  # duration of the evaluation
+    metrics: dict[str, float]  # top1, top5, loss; of detection COCO's twelve: map, map50 ... recall_large
+    images: Count  # evaluated, each once
 
 
 class QualityTable(Record):
     name: str  # in files and links: precision-recall, ap-by-class
     title: str
     drawn: Literal["table", "bars", "lines"]
-    """table: as it is. bars: the first column names, the second is how long. lines: x, y, which line."""
+    """table: as a table. bars: first column names the bar, second is its length. lines: x, y, name of the line."""
     columns: list[str]
     rows: list[list[str | float | None]]
-    note: str = ""  # how to read it, or what is left out
+    note: str = ""  # how to read it, or what is missing
 
 
 class ShownBox(Record):
@@ -34,13 +34,13 @@ class ShownBox(Record):
     top: float
     right: float
     bottom: float
-    score: float | None = None  # how sure the network is; None: the box is the true one
+    score: float | None = None  # confidence of the network; absent: a true box
     right_one: bool | None = None
-    """Found boxes: a true one of its class is there (overlap of 0.5). True boxes: it was found."""
+    """Detections: they match a true box of their class (IoU 0.5). True boxes: they were detected."""
 
 
 class QualitySample(Record):
-    file: str  # in the run folder: samples/000000000139.jpg, perhaps smaller than the image itself
+    file: str  # in the run folder: samples/000000000139.jpg, possibly downscaled
     title: str
     width: Count
     height: Count
@@ -48,44 +48,44 @@ class QualitySample(Record):
 
 
 class Quality(Record):
-    metric: str
+    metric: str  # name of the metric
     value: float | None = None
-    """The best so far; the one that reached the target, where one did. None: a run that is never evaluated."""
-    target: float | None = None
+    """The value that reached the target, or the best so far. Absent: the run was never evaluated."""
+    target: float | None = None  # eval.target of the recipe
     seconds_to_target: Seconds | None = None
-    """On the run's clock, from the first touch of training data to the end of the evaluation that reached it."""
-    epochs: float  # trained, until the end or the target
-    steps: Count | None = None  # the same in steps
-    history: list[Evaluation] = []
-    starts: Count = 1  # how often the run was started: 1, and once more for each --resume
-    parameters: Count | None = None  # trained numbers of the network
-    global_batch: Count | None = None  # images a step, of all ranks
-    tables: list[QualityTable] = []  # of the evaluation that `value` is of
-    samples: list[QualitySample] = []  # some of that evaluation's
+    """Run clock, from the first access to training data to the end of the evaluation that reached the target."""
+    epochs: float  # trained until the end or the target
+    steps: Count | None = None  # trained until the end or the target
+    history: list[Evaluation] = []  # all evaluations
+    starts: Count = 1  # how often the run was started: 1, plus 1 for each --resume
+    parameters: Count | None = None  # trainable parameters of the network
+    global_batch: Count | None = None  # images per step, all ranks
+    tables: list[QualityTable] = []  # of the evaluation that gave `value`
+    samples: list[QualitySample] = []  # images of that evaluation with their boxes
 
 
 class TrainedRun(Record):
     seed: Annotated[int, Field(ge=0)]
-    run: str  # its folder
+    run: str  # run folder
     status: str
-    value: float | None = None  # the metric at its best; where the target was reached, then
+    value: float | None = None  # the metric when the target was reached, or the best
     epochs: float | None = None
     seconds_to_target: Seconds | None = None
     reached: bool = False
-    counted: bool = False  # in score_seconds; the fastest and the slowest are not
+    counted: bool = False  # used in score_seconds; the fastest and the slowest run are not
     starts: Count = 1
 
 
 class Repeated(Record):
-    """train --runs: the same training with seeds counted up."""
+    """train --runs: the same training with consecutive seeds."""
 
-    num_runs: Annotated[int, Field(ge=2, le=2**31)]  # asked for
+    num_runs: Annotated[int, Field(ge=2, le=2**31)]  # requested
     first_seed: Annotated[int, Field(ge=0)]
     strict: bool = False
-    runs: list[TrainedRun] = []  # those that were begun, by seed
+    runs: list[TrainedRun] = []  # those that have started, by seed
     score_seconds: Seconds | None = None
-    """Olympic mean of the times to the target: without the fastest and the slowest run, as MLPerf scores."""
-    score_epochs: float | None = None  # the same of the epochs to the target
+    """Olympic mean of the times to the target, without the fastest and the slowest run, as in MLPerf."""
+    score_epochs: float | None = None  # olympic mean of the epochs to the target
 
     @property
     def seeds(self) -> range:

@@ -1,4 +1,4 @@
-"""What every record of result.json is, and the numbers it may hold."""
+"""Base class of the records of result.json, and their number types."""
 
 from typing import Annotated
 
@@ -10,6 +10,6 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class Record(BaseModel):
-    """Frozen; keys that a newer trainstone of the same format added are passed over."""
+    """Frozen; unknown keys, added by a newer trainstone with the same format, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

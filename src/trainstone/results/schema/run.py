@@ -1,6 +1,6 @@
-"""result.json, the product: its records and the history of its format. Absent means not measured, never a guess.
+"""The records of result.json and the history of its format. An absent key was not measured.
 
-The meaning of each key is in docs/results-format.md; how runs are written and read is in results/run_folder.py.
+docs/reference/result-json.md is generated from these records; results/run_folder.py writes and reads the file.
 """
 
 from typing import Annotated, Any, Literal
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from trainstone.machine.noise import Noise
+from trainstone.results.finding_codes import Severity
 from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.schema.quality import Quality, Repeated
 from trainstone.results.schema.record import Count, Rate, Record, Seconds
@@ -15,38 +16,37 @@ from trainstone.results.schema.sweep import Sweep
 from trainstone.results.schema.timeline import Timeline
 from trainstone.stats.ratio import RatioOutcome
 
-# History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
+# History of the format, raised when a key changes its meaning or is removed; a new key does not raise it:
 #   1  (trainstone 0.1.0, before its release) the first
-#   2  (trainstone 0.1.0) keys renamed: pictures to images or samples, meeting to rendezvous, judgement to outcome,
-#      told to sentences; recipe keys schedule.images and parallel.rendezvous_seconds
+#   2  (trainstone 0.1.0) keys in plain English: images, samples, rendezvous, outcome, sentences; recipe keys
+#      schedule.images and parallel.rendezvous_seconds
 FORMAT = 2
 
 SECTIONS = (
     *("model", "data", "augment", "loader", "train", "optimizer", "schedule", "eval", "stop", "checkpoint"),
     *("parallel", "tracking", "original", "mlperf", "engine", "measure"),
 )
-"""Tables of a configuration."""
+"""Sections of a configuration."""
 
 Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "data", "import"]
 Status = Literal["running", "ok", "target_reached", "target_missed", "interrupted", "failed", "killed"]
-FINISHED = ("ok", "target_reached", "target_missed")  # statuses of a run that came to its end
-Severity = Literal["info", "warning", "error"]
+FINISHED = ("ok", "target_reached", "target_missed")  # statuses of a complete run
 
 
 class Recipe(Record):
     name: str
     version: int
-    sha256: str
+    sha256: str  # of the resolved sections that decide what is executed
 
 
 class Process(Record):
-    """Who writes this run; tells a running one from a killed one."""
+    """The process that writes the run; a run whose process is gone reads as killed."""
 
     host: str
     pid: int
-    started_utc: str
-    starts: Annotated[int, Field(ge=1, le=2**31)] = 1  # which start of the run this is: each --resume is one more
-    launch: str | None = None  # name of the launch that started it
+    started_utc: str  # ISO 8601
+    starts: Annotated[int, Field(ge=1, le=2**31)] = 1  # number of starts: 1, plus 1 for each --resume
+    launch: str | None = None  # id of the `trainstone launch` that started it
 
 
 class WorldSize(Record):
@@ -57,48 +57,48 @@ class WorldSize(Record):
 class Host(Record):
     host: str
     ranks: list[Count]
-    interface: str | None = None  # network interface that its traffic to other hosts takes
+    interface: str | None = None  # network interface for traffic to other hosts
     address: str | None = None
-    devices: Count | None = None  # devices that its first rank sees
+    devices: Count | None = None  # devices that the first rank on the host sees
     versions: dict[str, str] = {}
 
 
 class AllReduce(Record):
-    bytes: list[Count]
-    seconds: list[Seconds]  # median of each size, on the slowest rank: latency first
-    bytes_per_second: Rate  # of the largest message: its bytes / its time
+    bytes: list[Count]  # message sizes
+    seconds: list[Seconds]  # median for each size, on the slowest rank
+    bytes_per_second: Rate  # of the largest message
 
 
 class Preflight(Record):
     rendezvous: str  # address and port of rank 0
-    backend: str
-    seconds: Seconds  # how long it all took
+    backend: str  # gloo or nccl
+    seconds: Seconds  # duration of the whole preflight
     hosts: list[Host]
     all_reduce: AllReduce | None = None
 
 
 class Device(Record):
     host: str
-    name: str
-    label: str
+    name: str  # as the vendor names it
+    label: str  # cpu, cuda:0 ...
     rank: Count | None = None
-    images_per_second: float | None = None
+    images_per_second: float | None = None  # of this device
     step_seconds_median: float | None = None
     data_wait_seconds: float | None = None
-    telemetry: dict[str, Any] = {}
-    unsupported: list[str] = []
+    telemetry: dict[str, Any] = {}  # medians over the steady window
+    unsupported: list[str] = []  # telemetry that cannot be read here, and why
 
 
 class Throughput(Record):
-    """Images a second over the steady window, with its 95 % interval and what that covers."""
+    """Images per second over the steady window, with a 95 % interval."""
 
-    images_per_second: Rate
-    ci95: tuple[float, float] | None = None
-    ci_covers: str
+    images_per_second: Rate  # of all devices
+    ci95: tuple[float, float] | None = None  # 95 % confidence interval
+    ci_covers: str  # "within this run", "between runs", or "not established: <why>"
     steady: bool
-    steady_from_step: Count
-    num_steps: Count
-    trend_percent: float | None = None
+    steady_from_step: Count  # first step of the window
+    num_steps: Count  # steps of the window
+    trend_percent: float | None = None  # change of the step time over the window; absent: too few steps
 
     @property
     def half_width(self) -> float | None:
@@ -107,95 +107,95 @@ class Throughput(Record):
 
 
 class StepSeconds(Record):
-    """Distribution of the steady steps; `first` is the very first step with its compiling and tuning."""
+    """Distribution of the durations of the steady steps."""
 
     median: Seconds
     p5: Seconds
     p95: Seconds
     p99: Seconds
-    mad: Seconds
-    first: Seconds
+    mad: Seconds  # median absolute deviation
+    first: Seconds  # the first step of the run, with compilation and tuning
     num_outliers: Count
-    outlier_kind: str
-    outlier_steps: list[Count] = []
+    outlier_kind: str  # periodic, clustered or isolated
+    outlier_steps: list[Count] = []  # the first 1000
 
 
 class Phases(Record):
-    train_seconds: float | None = None
-    data_wait_seconds: float | None = None
+    train_seconds: float | None = None  # all steps
+    data_wait_seconds: float | None = None  # waiting for batches, part of train_seconds
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
     eval_seconds: float | None = None
     checkpoint_seconds: float | None = None
-    compile_seconds: float | None = None
-    program_seconds: float | None = None
+    compile_seconds: float | None = None  # first step minus a median one, with engine.compile
+    program_seconds: float | None = None  # the whole program
 
 
 class Utilisation(Record):
-    mfu: float | None = None
-    flops_per_image: Count | None = None
-    bytes_per_image: Count | None = None
-    peak_flops: float | None = None
-    peak_source: str | None = None
-    peak_bytes_per_second: float | None = None
-    roofline_compute_seconds: float | None = None
-    roofline_memory_seconds: float | None = None
-    limit: str | None = None
+    mfu: float | None = None  # model FLOPs utilisation: share of the measured peak
+    flops_per_image: Count | None = None  # forward and backward
+    bytes_per_image: Count | None = None  # each tensor read or written once
+    peak_flops: float | None = None  # FLOP/s of this device
+    peak_source: str | None = None  # how the peak was measured
+    peak_bytes_per_second: float | None = None  # measured copy bandwidth
+    roofline_compute_seconds: float | None = None  # of a step, at the peak FLOP/s
+    roofline_memory_seconds: float | None = None  # of a step, at the peak bandwidth
+    limit: str | None = None  # what limits the speed
 
 
 class Memory(Record):
     peak_device_bytes: Count | None = None
     peak_host_bytes: Count | None = None
-    allocator: str | None = None
+    allocator: str | None = None  # of host memory
     page_faults_per_step: float | None = None
 
 
 class Energy(Record):
     joules_per_image: float
     average_watts: float
-    meter: str
+    meter: str  # NVML or RAPL
 
 
 class Communication(Record):
-    gradient_bytes: Count  # that a rank gives into the exchange, compressed where it is
-    bucket_bytes: Count  # gradients are sent when so many are there (parallel.bucket_bytes)
+    gradient_bytes: Count  # that a rank sends per step, after compression
+    bucket_bytes: Count  # parallel.bucket_bytes
     exposed_seconds: float | None = None
-    """How much longer a step is with the exchange than without; below 0 where noise is larger."""
+    """How much longer a step is with the gradient all-reduce than without; below 0: noise is larger."""
     exposed_ci95: tuple[float, float] | None = None
-    share: float | None = None  # of a step with it
+    share: float | None = None  # exposed_seconds / step
 
 
 class LoaderResult(Record):
-    """How real images were fed, held against synthetic batches in the same run."""
+    """The input pipeline, compared with synthetic batches in the same run."""
 
-    images_per_second: Rate  # of the loader alone, nobody training
+    images_per_second: Rate  # of the loader without training
     ci95: tuple[float, float] | None = None
     synthetic_images_per_second: Rate | None = None  # training on synthetic batches
     synthetic_ci95: tuple[float, float] | None = None
     share_of_synthetic: Rate | None = None
-    """Median step on synthetic batches / median step on real images: 1 where real images cost nothing."""
-    data_bound: bool = False  # waiting for data, or the loader's own work, costs more than a tenth
+    """Median step on synthetic batches / median step on real images: 1 if real images cost nothing."""
+    data_bound: bool = False  # real images cost more than a tenth of the speed
     threads: Count
     storage: str = ""
     images: Count  # in the training set
-    digest: str = ""  # of some of its images: the same set has the same, wherever it lies
-    skipped: Count = 0  # how often a damaged image was left out and another taken in its place
-    skipped_images: Count = 0  # how many images that were
+    digest: str = ""  # of some of its images; equal for equal data sets
+    skipped: Count = 0  # how often a damaged image was replaced by another
+    skipped_images: Count = 0  # number of damaged images
     stage_seconds_per_image: dict[str, float] = {}
-    """Thread time of read, decode, crop-resize, batch, measured with the loader alone."""
+    """Thread time for read, decode, crop-resize and batch, without training."""
 
 
 class Side(Record):
-    label: str  # machine or variant, as a reader would name it
-    runs: list[str] = []  # run folders; empty for a published figure
+    label: str  # machine or setting that differs
+    runs: list[str] = []  # run folders; empty: a published figure
     images_per_second: float
-    """Of all devices, the geometric mean of several runs; where b is a published figure, of one device, in a and b."""
-    source: str | None = None  # where a published figure stands
+    """All devices, geometric mean of several runs. If b is a published figure: per device, in a and b."""
+    source: str | None = None  # of a published figure
 
 
 class ComparisonRow(Record):
-    """One thing run on both sides: how many times as fast a is as b."""
+    """One recipe run on both sides: how many times as fast a is as b."""
 
     label: str
     a: Side
@@ -204,26 +204,26 @@ class ComparisonRow(Record):
     ci95: tuple[float, float] | None = None
     ci_covers: str  # "within each run", "between runs", "interleaved blocks", ... or "not established: <why>"
     p_value: float | None = None
-    p_holm: float | None = None  # corrected for the number of rows (Holm 1979); the verdict goes by it
-    noise_floor: float | None = None  # effects smaller than this share are not told from noise on this machine
+    p_holm: float | None = None  # p_value corrected for the number of rows (Holm 1979); it decides the outcome
+    noise_floor: float | None = None  # effects below this share cannot be distinguished from noise on this machine
     outcome: RatioOutcome
-    differences: list[str] = []  # in what the two sides differ beside what is compared
+    differences: list[str] = []  # other differences between the sides
 
 
 class Comparison(Record):
     rows: list[ComparisonRow]
-    geometric_mean: float | None = None  # of the ratios to runs, where there are several of them
+    geometric_mean: float | None = None  # of the ratios to runs, if there are several
     verdict: str
-    left_out: list[str] = []  # what was given and not compared, and why
+    left_out: list[str] = []  # runs that were not compared, and why
 
 
 class Point(Record):
     label: str
-    run: str
+    run: str  # folder of the child run, relative to this one
 
 
 class Finding(Record):
-    """A doubt about a number or the cause of one, with the next thing to do. Codes: docs/troubleshooting.md."""
+    """A warning about a number, or its cause, with what to do next. Codes: docs/reference/findings.md."""
 
     code: str
     severity: Severity
@@ -232,45 +232,45 @@ class Finding(Record):
 
 
 class Result(Record):
-    format: int = FORMAT
+    format: int = FORMAT  # version of this format
     kind: Kind
-    source: str = "trainstone"
-    run_id: str
-    command: str
+    source: str = "trainstone"  # the program that measured
+    run_id: str  # name of the run folder
+    command: str  # the command line
     status: Status
-    verdict: str | None = None
-    recipe: Recipe
-    system: str | None = None
-    process: Process
-    world: WorldSize = WorldSize()
-    preflight: Preflight | None = None
+    verdict: str | None = None  # the result in one sentence
+    recipe: Recipe  # what was run
+    system: str | None = None  # name of the system file, if one was used
+    process: Process  # the process that writes the run
+    world: WorldSize = WorldSize()  # number of ranks and nodes
+    preflight: Preflight | None = None  # connection of several ranks
     throughput: Throughput | None = None
     step_seconds: StepSeconds | None = None
-    utilisation: Utilisation | None = None
-    noise: Noise | None = None
-    phases: Phases | None = None
-    memory: Memory | None = None
-    energy: Energy | None = None
-    communication: Communication | None = None
-    loader: LoaderResult | None = None
-    data_bench: DataBenchResult | None = None
-    quality: Quality | None = None
-    repeated: Repeated | None = None
-    timeline: Timeline | None = None
-    devices: list[Device] = []
-    points: list[Point] = []
-    sweep: Sweep | None = None
-    comparison: Comparison | None = None
-    findings: list[Finding] = []
-    config: dict[str, Any] = Field(default_factory=dict)
-    machine: dict[str, Any] = Field(default_factory=dict)
-    software: dict[str, Any] = Field(default_factory=dict)
-    files: list[str] = []
+    utilisation: Utilisation | None = None  # speed relative to the measured peaks, and what limits it
+    noise: Noise | None = None  # how quiet the machine was
+    phases: Phases | None = None  # where the time went
+    memory: Memory | None = None  # highest use of memory
+    energy: Energy | None = None  # all devices; absent if a device has no counter of its own
+    communication: Communication | None = None  # cost of the gradient all-reduce, in bench with several ranks
+    loader: LoaderResult | None = None  # bench --data on one rank
+    data_bench: DataBenchResult | None = None  # data bench
+    quality: Quality | None = None  # train and eval
+    repeated: Repeated | None = None  # train --runs
+    timeline: Timeline | None = None  # profile
+    devices: list[Device] = []  # one per rank
+    points: list[Point] = []  # child runs of --runs, sweep and --against
+    sweep: Sweep | None = None  # sweep
+    comparison: Comparison | None = None  # bench --against, and compare --json
+    findings: list[Finding] = []  # warnings and notes about the numbers
+    config: dict[str, Any] = Field(default_factory=dict)  # the resolved configuration, as in config.toml
+    machine: dict[str, Any] = Field(default_factory=dict)  # CPU, memory, devices, container, scheduler
+    software: dict[str, Any] = Field(default_factory=dict)  # versions
+    files: list[str] = []  # files of the run folder
 
     @field_validator("config")
     @classmethod
     def check_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """What readers look into is a table, or absent."""
+        """Refuse a section that is not a table."""
         for name in SECTIONS:
             if not isinstance(config.get(name, {}), dict):
                 raise ValueError(f"{name} is not a table")

@@ -1,4 +1,4 @@
-"""A sweep in result.json: its points as rows, the knee and what else it could be, the fit of step time. Pure."""
+"""A sweep in result.json: a row per point, the knee with its uncertainty, and the fit of the step time."""
 
 import json
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ LARGEST = 1e15
 
 
 class SweepRow(Record):
-    """One point. Absent is what was not measured."""
+    """One point of the sweep."""
 
-    value: Any = None  # of the key that is swept
-    curve: Any = None  # of the second key, where there are two
+    value: Any = None  # of the swept key
+    curve: Any = None  # of the second swept key, if there is one
     order: Count
-    """Which one it was, from 1: points are run in shuffled order, so that what drifts does not look like a trend."""
+    """Position in the run order, from 1. Points are shuffled so that drift does not look like a trend."""
     status: Literal["ok", "out_of_memory", "failed", "not_tried"]
-    run: str = ""  # its folder below the sweep's
-    note: str = ""  # why there is no number, profile or core counter
+    run: str = ""  # its folder, relative to the sweep's
+    note: str = ""  # why the number, profile or core counters are missing
     exit_code: int | None = None
     images_per_step: Count | None = None
     images_per_second: Rate | None = None
@@ -31,12 +31,12 @@ class SweepRow(Record):
     num_steps: Count | None = None
     mfu: float | None = None
     limit: str | None = None
-    memory_bytes: Count | None = None  # highest use: of the device, where it has memory of its own, else of the process
+    memory_bytes: Count | None = None  # highest use of the device's memory, or of the process on a CPU
     noise: str = ""
     profile: Literal["ok", "failed"] | None = None
     profile_run: str = ""
     compute_utilisation: float | None = None
-    cores_percent: dict[str, float] = {}  # of fma, fp16, tensor, sfu those that ncu measured
+    cores_percent: dict[str, float] = {}  # fma, fp16, tensor, sfu, as far as ncu measured them
 
     @property
     def rate(self) -> float:
@@ -59,7 +59,7 @@ class Knee(Record):
     share_of_best: float
     best_value: int | float
     best_images_per_second: Rate
-    could_be: list[int | float] = []  # other values that the 95 % intervals leave possible
+    could_be: list[int | float] = []  # other possible values, by the 95 % intervals
 
 
 class StepFit(Record):
@@ -77,31 +77,31 @@ class Sweep(Record):
     values: Annotated[list[Any], Field(min_length=1)]
     curve_key: str | None = None
     curves: list[Any] = []
-    seed: Count = 0  # of the order
+    seed: Count = 0  # of the run order
     profile: bool = False
     cores: bool = False
     strict: bool = False
-    rows: list[SweepRow] = []  # by curve and value, both in the order they were given; those that are done
+    rows: list[SweepRow] = []  # finished points, by curve and value in the requested order
     knees: list[Knee] = []
     fits: list[StepFit] = []
-    sentences: list[str] = []  # sentences
+    sentences: list[str] = []  # what the sweep shows
 
     @property
     def num_points(self) -> int:
         return len(self.values) * max(1, len(self.curves))
 
     def describe_batches(self) -> str | None:
-        """Return 1 … 128; nothing where batches are not swept."""
+        """Return e.g. 1 … 128, or None if the batch size is not swept."""
         if self.key != BATCH or not self.values or not is_numeric(self.values):
             return None
         return " … ".join(format_setting(value) for value in dict.fromkeys((min(self.values), max(self.values))))
 
 
 def format_setting(value: Any) -> str:
-    """Return a value as people write it: bf16, true, [0.1, 1]."""
+    """Return a value as --set takes it: bf16, true, [0.1, 1]."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
-    """Say whether all are numbers of a sensible size, so that there is a larger and a smaller."""
+    """Return whether all values are numbers that can be ordered."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST for v in values)

@@ -1,4 +1,4 @@
-"""What an image is, from its head; pixels of it or of its upper part, reasons from damaged ones; repairs."""
+"""Tests of image headers, decoding (whole or top rows), errors for damaged images, and repairs."""
 
 import contextlib
 import functools
@@ -15,23 +15,23 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from support.builders.damage import damaged
-from support.builders.images import busy, mean_difference, put_before, save, save_sampled, save_scans
+from support.builders.images import insert_before, mean_difference, noisy, save, save_sampled, save_scans
 from trainstone.data.image import decode as decoding
 from trainstone.data.image.decode import (
-    MAX_KEPT_BYTES,
     MAX_PIXELS,
+    MAX_SCRATCH_BYTES,
     Scratch,
+    apply_exif_orientation,
     can_stop_early,
     choose_shrink,
     decode,
     decode_strict,
-    decode_upper,
+    decode_top_rows,
     encode_jpeg,
-    look_sized,
+    read_checked_header,
     resize_shorter,
-    turn_upright,
 )
-from trainstone.data.image.inspect import Look, look
+from trainstone.data.image.inspect import ImageHeader, read_header
 from trainstone.data.prepare import repair
 from trainstone.errors import DataError
 
@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("decoder", [decode, decode_strict])
 ORIENTATION = 0x0112
 Y, X = np.mgrid[:32, :48]
 PHOTO = np.stack([X * 4 % 256, Y * 6 % 256, (X + Y) * 2 % 256], axis=2).astype(np.uint8)
-"""Smooth, so that a JPEG keeps it."""
+"""Smooth, so that JPEG compression changes it little."""
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ PHOTO = np.stack([X * 4 % 256, Y * 6 % 256, (X + Y) * 2 % 256], axis=2).astype(n
         ("TIFF", "CMYK", {}, "cmyk", 40),
     ],
 )
-def test_every_kind_is_told_and_decoded(kind: str, mode: str, options: dict, colour: str, tolerance: int):
+def test_read_header_and_decode_support_every_format(kind: str, mode: str, options: dict, colour: str, tolerance: int):
     data = save(PHOTO, kind, mode, **options)
-    seen = look(data)
-    assert seen._replace(frame_at=-1) in [
-        Look(kind.lower(), 48, 32, message, progressive="progressive" in options)
-        for message in {colour, *(("rgb",) if kind == "WEBP" else ())}  # an opaque image may be stored without alpha
+    header = read_header(data)
+    assert header._replace(frame_at=-1) in [
+        ImageHeader(kind.lower(), 48, 32, name, progressive="progressive" in options)
+        for name in {colour, *(("rgb",) if kind == "WEBP" else ())}  # an opaque image may be stored without alpha
     ]
-    assert look(memoryview(data)) == seen
+    assert read_header(memoryview(data)) == header
     for decoder in (decode, decode_strict):
         pixels = decoder(data)
         assert (pixels.dtype, pixels.shape) == (np.uint8, (32, 48, 3))
@@ -82,33 +82,33 @@ def test_every_kind_is_told_and_decoded(kind: str, mode: str, options: dict, col
 
 
 @BOTH
-def test_sixteen_bits_keep_their_upper_byte(decoder):
+def test_decode_keeps_upper_byte_of_16_bit_images(decoder):
     data = save(np.full((4, 5), 0xABCD, np.uint16), "PNG", "I;16")
     assert np.array_equal(decoder(data), np.full((4, 5, 3), 0xAB, np.uint8))
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
-def test_images_are_turned_as_pillow_and_cv2_turn_them(orientation: int):
+def test_apply_exif_orientation_matches_pillow_and_cv2(orientation: int):
     image = Image.fromarray(PHOTO)
     image.getexif()[ORIENTATION] = orientation
     data = save(PHOTO, quality=98, exif=image.getexif())
-    assert np.array_equal(turn_upright(PHOTO, data), np.asarray(ImageOps.exif_transpose(image)))
+    assert np.array_equal(apply_exif_orientation(PHOTO, data), np.asarray(ImageOps.exif_transpose(image)))
     shown = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
-    assert np.abs(turn_upright(decode(data), data).astype(int) - shown).mean() < 2
+    assert np.abs(apply_exif_orientation(decode(data), data).astype(int) - shown).mean() < 2
 
 
-def test_segments_on_the_way_are_skipped_by_their_length():
+def test_read_header_skips_jpeg_segments_by_length():
     plain = save(PHOTO[:8, :16])
     comment = b"\xff\xfe" + struct.pack(">H", 60_000) + b"\xff\xc0" * 29_999
     data = plain[:2] + comment + b"\xff\xff" + plain[2:]
-    seen = look(data)
-    assert seen._replace(frame_at=-1) == Look("jpeg", 16, 8, "rgb")
-    assert data[seen.frame_at : seen.frame_at + 9] == bytes.fromhex("ffc0 0011 08 0008 0010")
+    header = read_header(data)
+    assert header._replace(frame_at=-1) == ImageHeader("jpeg", 16, 8, "rgb")
+    assert data[header.frame_at : header.frame_at + 9] == bytes.fromhex("ffc0 0011 08 0008 0010")
 
 
 @BOTH
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "reason"),
     [
         (b"", "not an image: empty"),
         (b"<html><body>404", "not an image: begins with 3c 68 74 6d"),
@@ -116,10 +116,10 @@ def test_segments_on_the_way_are_skipped_by_their_length():
         (b"\xff\xd8\xff\xda\0\x08", "JPEG without a frame header: scan begins at byte 2"),
         (b"\xff\xd8abcdefgh", "JPEG without a frame header: no marker at byte 2"),
         (b"\xff\xd8\xff\xe0\0\x10", "JPEG without a frame header in 6 bytes"),
-        (b"\xff\xd8\xff\xe0\0\0 more", "JPEG segment of length 0 at byte 2"),
-        (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01", "breaks off in the image's head"),
-        (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01\0\x01\x02", "JPEG of 2 components; 1, 3 and 4 are allowed"),
-        (b"\xff\xd8\xff\xc0\0\x11\x08\0\0\0\x01\x03", "JPEG of 1x0 pixels"),
+        (b"\xff\xd8\xff\xe0\0\0 more", "invalid length 0 of the JPEG segment at byte 2"),
+        (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01", "truncated image header: 9 bytes"),
+        (b"\xff\xd8\xff\xc0\0\x11\x08\0\x01\0\x01\x02", "JPEG with 2 components; 1, 3 and 4 are allowed"),
+        (b"\xff\xd8\xff\xc0\0\x11\x08\0\0\0\x01\x03", "invalid JPEG size: 1x0 pixels"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIDAT", "corrupt PNG: "),
         (b"II*\0\x08\0\0\0\0\0", "corrupt TIFF: "),
         (b"RIFF\0\0\0\0WEBPXXXX", "corrupt WEBP: "),
@@ -127,44 +127,44 @@ def test_segments_on_the_way_are_skipped_by_their_length():
         (b"BM", "corrupt BMP: "),
     ],
 )
-def test_what_is_no_image_is_told_why(decoder, data: bytes, why: str):
-    for ask in (look, decoder):
+def test_read_header_and_decode_report_reason_for_invalid_data(decoder, data: bytes, reason: str):
+    for function in (read_header, decoder):
         with pytest.raises(DataError) as caught:
-            ask(data)
-        assert caught.value.message.startswith(why)
+            function(data)
+        assert caught.value.message.startswith(reason)
 
 
 @BOTH
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_cut_anywhere_is_truncated(decoder, progressive: bool):
+def test_decode_rejects_truncated_jpeg(decoder, progressive: bool):
     whole = save(PHOTO, progressive=progressive)
     for length in range(1, len(whole), 7):
         with pytest.raises(DataError):
             decoder(whole[:length])
     with pytest.raises(DataError, match="truncated JPEG"):
         decoder(whole[:-2])
-    assert np.array_equal(decoder(whole + bytes(700)), decoder(whole))  # bytes behind the end do no harm
+    assert np.array_equal(decoder(whole + bytes(700)), decoder(whole))  # trailing bytes are ignored
 
 
-def test_bytes_astray_are_passed_over_for_training_and_told_by_verify():
+def test_extraneous_bytes_are_ignored_by_decode_and_rejected_by_decode_strict():
     whole = save(PHOTO)
-    astray = whole[:-2] + b"astray" * 8 + whole[-2:]
-    assert np.array_equal(decode(astray), decode(whole))
-    upper = decode_upper(astray, len(PHOTO), used_scratch(), fast=False)
+    extraneous = whole[:-2] + b"extra" * 8 + whole[-2:]
+    assert np.array_equal(decode(extraneous), decode(whole))
+    upper = decode_top_rows(extraneous, len(PHOTO), used_scratch(), fast=False)
     assert np.array_equal(upper.pixels, decode(whole))
     with pytest.raises(DataError, match="extraneous bytes"):
-        decode_strict(astray)
+        decode_strict(extraneous)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP", "TIFF"])
-def test_other_kinds_cut_in_the_middle_are_bad(kind: str):
-    whole = save(busy(64, 64), kind)
+def test_decode_strict_rejects_truncated_image_of_other_formats(kind: str):
+    whole = save(noisy(64, 64), kind)
     assert decode_strict(whole).shape == (64, 64, 3)
     with pytest.raises(DataError, match=f"(truncated|corrupt) {kind}"):
         decode_strict(whole[: len(whole) // 2])
 
 
-def test_a_png_is_checked_to_its_last_chunk():
+def test_decode_strict_checks_png_to_its_last_chunk():
     whole = save(PHOTO, "PNG")
     with pytest.raises(DataError, match="truncated PNG"):
         decode_strict(whole[:-12])
@@ -175,7 +175,7 @@ def test_a_png_is_checked_to_its_last_chunk():
 
 
 @BOTH
-def test_a_claim_of_too_many_pixels_is_refused_before_decoding(decoder):
+def test_decode_rejects_header_with_too_many_pixels(decoder):
     jpeg = bytearray(save(PHOTO))
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65000, 65000)
@@ -192,18 +192,18 @@ KINDS += [save(PHOTO, "JPEG", "CMYK"), save(PHOTO, "PNG", "P")]
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.sampled_from(KINDS).flatmap(damaged))
-def test_damage_gives_pixels_or_a_data_error(data: bytes):
+def test_decode_of_damaged_image_returns_pixels_or_raises_data_error(data: bytes):
     for decoder in (decode, decode_strict):
         with contextlib.suppress(DataError):
-            seen = look(data)
-            assert min(seen.width, seen.height) > 0
-            if seen.width * seen.height > 1_000_000:
+            header = read_header(data)
+            assert min(header.width, header.height) > 0
+            if header.width * header.height > 1_000_000:
                 return  # allowed, but slow
             assert decoder(data).shape[2:] == (3,)
 
 
 @pytest.mark.parametrize("quality", [75, 100])
-def test_jpegs_are_written_as_cv2_writes_them_with_colours_at_half_size(quality: int):
+def test_encode_jpeg_matches_cv2_with_420_subsampling(quality: int):
     encoded = encode_jpeg(PHOTO, quality)
     done, expected = cv2.imencode(".jpg", PHOTO[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert done
@@ -216,15 +216,15 @@ def test_jpegs_are_written_as_cv2_writes_them_with_colours_at_half_size(quality:
     ("width", "height", "side", "expected"),
     [(500, 375, 240, (320, 240)), (375, 500, 240, (240, 320)), (333, 500, 256, (256, 384)), (64, 64, 100, (100, 100))],
 )
-def test_the_shorter_side_is_scaled_as_im2rec_does(width: int, height: int, side: int, expected: tuple[int, int]):
-    pixels = busy(width, height)
+def test_resize_shorter_matches_im2rec(width: int, height: int, side: int, expected: tuple[int, int]):
+    pixels = noisy(width, height)
     assert np.array_equal(resize_shorter(pixels, side), cv2.resize(pixels, expected))
-    with pytest.raises(DataError, match="would become"):
+    with pytest.raises(DataError, match="resized to"):
         resize_shorter(np.zeros((1, 60_000, 3), np.uint8), side)
 
 
 @pytest.mark.parametrize(
-    ("name", "image", "why"),
+    ("name", "image", "reason"),
     [
         ("n02105855/n02105855_2933.JPEG", save(PHOTO, "PNG"), "PNG named .JPEG"),
         ("a.jpg", save(PHOTO, "GIF"), "GIF named .jpg"),
@@ -238,13 +238,13 @@ def test_the_shorter_side_is_scaled_as_im2rec_does(width: int, height: int, side
         ("c", save(PHOTO, "BMP"), None),
     ],
 )
-def test_faults_are_mended_and_named_and_all_others_keep_their_bytes(name: str, image: bytes, why: str | None):
-    repaired, found = repair(name, image, look(image))
-    assert found == why
-    if why is None:
+def test_repair_reencodes_only_faulty_images_and_returns_reason(name: str, image: bytes, reason: str | None):
+    repaired, found = repair(name, image, read_header(image))
+    assert found == reason
+    if reason is None:
         assert repaired == image
     else:
-        assert look(repaired)[:4] == ("jpeg", 48, 32, "rgb")
+        assert read_header(repaired)[:4] == ("jpeg", 48, 32, "rgb")
         assert np.abs(decode(repaired).astype(int) - decode(image)).mean() < 3
 
 
@@ -252,23 +252,23 @@ WIDTH, HEIGHT = 45, 59
 STALE = 77
 LAYOUTS = {
     **{
-        sampling: save_sampled(busy(WIDTH, HEIGHT), sampling)
+        sampling: save_sampled(noisy(WIDTH, HEIGHT), sampling)
         for sampling in ("444", "422", "420", "440", "411", "Gray")
     },
-    "progressive": save(busy(WIDTH, HEIGHT), progressive=True),
-    "progressive 444": save(busy(WIDTH, HEIGHT), progressive=True, subsampling=0),
-    "restart rows": save(busy(WIDTH, HEIGHT), restart_marker_rows=1),
-    "restart blocks": save(busy(WIDTH, HEIGHT), restart_marker_blocks=2),
-    "progressive restart": save(busy(WIDTH, HEIGHT), progressive=True, restart_marker_rows=1),
-    "scans": save_scans(busy(WIDTH, HEIGHT)),
-    "scans restart": save_scans(busy(WIDTH, HEIGHT), restart_marker_rows=1),
+    "progressive": save(noisy(WIDTH, HEIGHT), progressive=True),
+    "progressive 444": save(noisy(WIDTH, HEIGHT), progressive=True, subsampling=0),
+    "restart rows": save(noisy(WIDTH, HEIGHT), restart_marker_rows=1),
+    "restart blocks": save(noisy(WIDTH, HEIGHT), restart_marker_blocks=2),
+    "progressive restart": save(noisy(WIDTH, HEIGHT), progressive=True, restart_marker_rows=1),
+    "scans": save_scans(noisy(WIDTH, HEIGHT)),
+    "scans restart": save_scans(noisy(WIDTH, HEIGHT), restart_marker_rows=1),
 }
-TALL = busy(64, 192)
+TALL = noisy(64, 192)
 MANY_SCANS = [save(TALL, progressive=True), save_scans(TALL), save_scans(TALL, restart_marker_rows=1)]
 
 
 def used_scratch(size: int = 1 << 20) -> Scratch:
-    """Memory in which the image before can still be seen."""
+    """Return a decode buffer that still contains the previous image."""
     scratch = Scratch()
     scratch.take(size, 1)[:] = STALE
     return scratch
@@ -276,11 +276,11 @@ def used_scratch(size: int = 1 << 20) -> Scratch:
 
 @pytest.fixture
 def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each decoded image claimed to have."""
+    """Return the list of heights in the headers of all decoded images."""
     rows: list[int] = []
 
     def spy(data, *arguments, **options):
-        rows.append(look_sized(bytes(data)).height)
+        rows.append(read_checked_header(bytes(data)).height)
         return real(data, *arguments, **options)
 
     real = simplejpeg.decode_jpeg
@@ -290,11 +290,11 @@ def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(("fast", "shrink"), [(False, 1), (True, 1), (True, 2), (True, 4), (True, 8)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_above_are_those_of_the_whole(layout: str, fast: bool, shrink: int):
+def test_decode_top_rows_equals_rows_of_whole_image(layout: str, fast: bool, shrink: int):
     data, scratch = LAYOUTS[layout], used_scratch()
     whole = simplejpeg.decode_jpeg(data, "RGB", fast, False, -(-HEIGHT // shrink), -(-WIDTH // shrink), shrink)
     for bottom in range(1, HEIGHT + 1, 1 if shrink == 1 else 3):
-        part = decode_upper(data, bottom, scratch, fast=fast, shrink=shrink)
+        part = decode_top_rows(data, bottom, scratch, fast=fast, shrink=shrink)
         rows = round(bottom / shrink)
         assert part.shrink == shrink
         assert rows <= len(part.pixels) <= len(whole)
@@ -302,45 +302,45 @@ def test_rows_above_are_those_of_the_whole(layout: str, fast: bool, shrink: int)
 
 
 @pytest.mark.parametrize("layout", ["444", "420", "422", "Gray", "restart rows"])
-def test_no_more_than_the_rows_needed_are_decoded(layout: str, count_rows: list[int]):
+def test_decode_top_rows_stops_after_needed_rows(layout: str, count_rows: list[int]):
     assert can_stop_early()
     count_rows.clear()
     for bottom in (10, 30, 31, HEIGHT):
-        decode_upper(LAYOUTS[layout], bottom, Scratch(), fast=True)
+        decode_top_rows(LAYOUTS[layout], bottom, Scratch(), fast=True)
     assert count_rows == [16, 32, 48, HEIGHT]
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("PNG", "RGB"), ("WEBP", "RGB"), ("JPEG", "CMYK"), ("GIF", "RGB")])
-def test_other_images_are_decoded_whole_into_memory_of_their_own(kind: str, mode: str):
-    data = save(busy(WIDTH, HEIGHT), kind, mode)
-    part = decode_upper(data, 3, Scratch(), fast=True, shrink=4)
+def test_decode_top_rows_decodes_other_formats_whole_into_own_memory(kind: str, mode: str):
+    data = save(noisy(WIDTH, HEIGHT), kind, mode)
+    part = decode_top_rows(data, 3, Scratch(), fast=True, shrink=4)
     assert part.shrink == 1
     assert part.owned
     assert np.array_equal(part.pixels, decode(data))
 
 
-def test_images_shrink_only_while_they_stay_large_enough():
+def test_choose_shrink_keeps_image_at_least_target_size():
     sizes = [(100, 100), (447, 448), (448, 448), (895, 2_000), (896, 900), (1_792, 1_792), (9_000, 9_000)]
     assert [choose_shrink(width, height, 224) for width, height in sizes] == [1, 1, 2, 2, 4, 8, 8]
 
 
 @pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive", "scans"])
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
-def test_an_image_cut_off_is_an_error_where_its_rows_are_needed(layout: str, share: float):
+def test_decode_top_rows_rejects_truncation_within_needed_rows(layout: str, share: float):
     data = LAYOUTS[layout]
     start = data.index(b"\xff\xda")
     with pytest.raises(DataError, match=r"truncated|corrupt"):
-        decode_upper(data[: start + int((len(data) - start) * share)], HEIGHT, used_scratch(), fast=True)
+        decode_top_rows(data[: start + int((len(data) - start) * share)], HEIGHT, used_scratch(), fast=True)
 
 
 @pytest.mark.parametrize("data", MANY_SCANS, ids=["progressive", "scans", "scans restart"])
-def test_an_image_of_many_scans_cut_off_is_never_taken_for_a_whole_one(data: bytes):
-    """Each scan covers all rows: with one missing, the upper rows are wrong, too."""
+def test_decode_top_rows_never_accepts_missing_scans(data: bytes):
+    """Each scan covers all rows, so a missing scan also makes the top rows wrong."""
     whole = decode(data)
     wrong = {}
     for end in range(data.index(b"\xff\xda") + 50, len(data) - 2, 97):
         try:
-            pixels = decode_upper(data[:end], 40, used_scratch(), fast=False).pixels
+            pixels = decode_top_rows(data[:end], 40, used_scratch(), fast=False).pixels
         except DataError:
             continue
         wrong[end] = mean_difference(pixels[:40], whole[:40])
@@ -350,21 +350,23 @@ def test_an_image_of_many_scans_cut_off_is_never_taken_for_a_whole_one(data: byt
 @pytest.mark.parametrize("marker", [b"\xff\xda", b"\xff\xc4"], ids=["before the scan", "before a table"])
 @pytest.mark.parametrize("bottom", [10, HEIGHT])
 @pytest.mark.parametrize("layout", ["420", "progressive"])
-@pytest.mark.parametrize("astray", [b"\1\2\3", b"\1\2\xff\xd3", b"\xff\xd3", b"\xff\xff\xff", b"\0" * 300])
-def test_bytes_astray_in_the_head_never_show_the_image_before(layout: str, bottom: int, marker: bytes, astray: bytes):
-    """The decoder gives up before it writes a pixel; what memory held must not pass for this image."""
+@pytest.mark.parametrize("extraneous", [b"\1\2\3", b"\1\2\xff\xd3", b"\xff\xd3", b"\xff\xff\xff", b"\0" * 300])
+def test_decode_top_rows_never_returns_previous_image_after_extraneous_bytes(
+    layout: str, bottom: int, marker: bytes, extraneous: bytes
+):
+    """The decoder aborts before it writes a pixel; the previous buffer content must not be returned as this image."""
     data = LAYOUTS[layout]
-    frame_at = look_sized(data).frame_at
-    broken = data[:frame_at] + put_before(data[frame_at:], marker, astray)
+    frame_at = read_checked_header(data).frame_at
+    broken = data[:frame_at] + insert_before(data[frame_at:], marker, extraneous)
     try:
-        pixels = decode_upper(broken, bottom, used_scratch(), fast=False).pixels
+        pixels = decode_top_rows(broken, bottom, used_scratch(), fast=False).pixels
     except DataError:
         return
     assert np.array_equal(pixels[:bottom], decode(data)[:bottom])
 
 
-def try_decoding(decoder: Callable[[bytes], np.ndarray], data: bytes) -> np.ndarray | str:
-    """Pixels, or what is wrong."""
+def decode_or_message(decoder: Callable[[bytes], np.ndarray], data: bytes) -> np.ndarray | str:
+    """Return the pixels or the error message."""
     try:
         return decoder(data)
     except DataError as err:
@@ -372,34 +374,34 @@ def try_decoding(decoder: Callable[[bytes], np.ndarray], data: bytes) -> np.ndar
 
 
 def decode_all(data: bytes) -> np.ndarray:
-    return decode_upper(data, HEIGHT, used_scratch(), fast=False).pixels
+    return decode_top_rows(data, HEIGHT, used_scratch(), fast=False).pixels
 
 
 @pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive"])
-def test_corrupt_bits_are_an_error_where_they_are_for_the_whole(layout: str):
-    data, message = LAYOUTS[layout], 0
+def test_decode_top_rows_reports_same_corruption_as_decode(layout: str):
+    data, num_errors = LAYOUTS[layout], 0
     for at in range(data.index(b"\xff\xda") + 14, len(data) - 2, 5):
         broken = data[:at] + bytes((data[at] ^ 0x5A,)) + data[at + 1 :]
-        whole, ours = (try_decoding(decoder, broken) for decoder in (decode, decode_all))
+        whole, ours = (decode_or_message(decoder, broken) for decoder in (decode, decode_all))
         assert np.array_equal(ours, whole)
-        message += isinstance(whole, str)
-    assert message
+        num_errors += isinstance(whole, str)
+    assert num_errors
 
 
-def test_memory_of_a_thread_is_used_again():
+def test_scratch_reuses_memory():
     scratch = Scratch()
     first = scratch.take(20, 10)
     assert first.shape == (20, 10, 3)
     assert np.shares_memory(first, scratch.take(5, 4))
     assert not np.shares_memory(first, scratch.take(200, 100))
     kept = scratch.take(200, 100)
-    huge = scratch.take(MAX_KEPT_BYTES // 3 + 1, 1)
+    huge = scratch.take(MAX_SCRATCH_BYTES // 3 + 1, 1)
     assert not np.shares_memory(huge, kept)
     assert np.shares_memory(scratch.take(200, 100), kept)
 
 
-def test_without_a_decoder_that_stops_early_all_is_decoded(monkeypatch: pytest.MonkeyPatch, count_rows: list[int]):
+def test_decode_top_rows_without_early_stop_decodes_whole_image(monkeypatch: pytest.MonkeyPatch, count_rows: list[int]):
     monkeypatch.setattr(decoding, "can_stop_early", functools.cache(lambda: False))
-    part = decode_upper(LAYOUTS["420"], 10, Scratch(), fast=False)
+    part = decode_top_rows(LAYOUTS["420"], 10, Scratch(), fast=False)
     assert count_rows == [HEIGHT]
     assert np.array_equal(part.pixels, decode(LAYOUTS["420"]))

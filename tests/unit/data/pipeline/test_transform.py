@@ -1,4 +1,4 @@
-"""Random crops have the distribution of their definition; all else is as libraries, and DALI, do it."""
+"""Tests of crops and transforms: random crops have the defined distribution, pixels match Pillow, OpenCV and DALI."""
 
 import io
 import math
@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy import stats
 
-from support.builders.images import busy, mean_difference, save, smooth
+from support.builders.images import mean_difference, noisy, save, smooth
 from support.builders.loaders import make_config
 from trainstone.config.schema import AugmentConfig
-from trainstone.data.image.decode import Region, Scratch, decode, decode_upper, look_sized
+from trainstone.data.image.decode import Region, Scratch, decode, decode_top_rows, read_checked_header
 from trainstone.data.pipeline.crops import MAX_OPTIONS, Crop, crop_area, crop_boxes, crop_overlap
-from trainstone.data.pipeline.random_draws import Draws, make_key
+from trainstone.data.pipeline.random_draws import Draws, derive_key
 from trainstone.data.pipeline.transform import (
     PLAIN,
     Colours,
     ImageView,
     Transform,
     change_colours,
-    find_part,
+    find_shown_part,
     scale_edges,
 )
 from trainstone.data.sample import Box
@@ -41,23 +41,23 @@ def make(train: bool = True, size: int = SIZE, **keys: Any) -> Transform:
     return Transform(make_config(size, **{**EXACT, **keys}), train=train)
 
 
-def show(transform: Transform, data: bytes, key: int = 0, boxes: tuple[Box, ...] = ()) -> np.ndarray:
-    """What a batch holds of a stored image."""
-    seen = look_sized(data)
-    view = transform.choose(seen, boxes, key)
-    rows = transform.rows_needed(view, seen)
-    region = decode_upper(data, rows, Scratch(), fast=transform.fast, shrink=view.shrink, seen=seen)
+def transform_image(transform: Transform, data: bytes, key: int = 0, boxes: tuple[Box, ...] = ()) -> np.ndarray:
+    """Return the pixels of a stored image in a batch."""
+    header = read_checked_header(data)
+    view = transform.choose_view(header, boxes, key)
+    rows = transform.rows_needed(view, header)
+    region = decode_top_rows(data, rows, Scratch(), fast=transform.fast, shrink=view.shrink, header=header)
     out = np.full((transform.size, transform.size, 3), 99, np.uint8)
     transform.write(region, view, out)
     return out
 
 
-def choose(transform: Transform, data: bytes, key: int) -> ImageView:
-    return transform.choose(look_sized(data), (), key)
+def choose_view(transform: Transform, data: bytes, key: int) -> ImageView:
+    return transform.choose_view(read_checked_header(data), (), key)
 
 
-def by_library(data: bytes, size: int, shorter: int, resize: str = "antialias") -> np.ndarray:
-    """Validation as torchvision and the originals define it: shorter side, longer one truncated, centre."""
+def transform_with_library(data: bytes, size: int, shorter: int, resize: str = "antialias") -> np.ndarray:
+    """Transform as torchvision and the original codes do for validation: resize the shorter side, then centre crop."""
     pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) if resize == "antialias" else decode(data)
     height, width = pixels.shape[:2]
     scaled = (shorter, int(height * shorter / width)) if width < height else (int(width * shorter / height), shorter)
@@ -71,63 +71,63 @@ def by_library(data: bytes, size: int, shorter: int, resize: str = "antialias") 
 
 @pytest.mark.parametrize(("width", "height"), SHAPES)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_validation_is_pillows_resize_and_centre(width: int, height: int, kind: str):
-    data = save(busy(width, height), kind)
-    assert mean_difference(show(make(train=False), data), by_library(data, SIZE, 73)) < 1
+def test_validation_matches_pillow_resize_and_centre_crop(width: int, height: int, kind: str):
+    data = save(noisy(width, height), kind)
+    assert mean_difference(transform_image(make(train=False), data), transform_with_library(data, SIZE, 73)) < 1
 
 
 @pytest.mark.parametrize(("width", "height"), SHAPES)
-def test_validation_by_four_pixels_is_opencvs_resize_and_centre(width: int, height: int):
-    data = save(busy(width, height))
-    expected = by_library(data, SIZE, 73, "bilinear")
-    assert np.array_equal(show(make(train=False, val_resize="bilinear"), data), expected)
-    assert np.array_equal(show(make(crop="centre", flip=0.0), data, 3), expected)
+def test_bilinear_validation_matches_opencv_resize_and_centre_crop(width: int, height: int):
+    data = save(noisy(width, height))
+    expected = transform_with_library(data, SIZE, 73, "bilinear")
+    assert np.array_equal(transform_image(make(train=False, val_resize="bilinear"), data), expected)
+    assert np.array_equal(transform_image(make(crop="centre", flip=0.0), data, 3), expected)
 
 
-def test_only_the_rows_of_the_middle_are_decoded_and_they_are_enough():
-    data = save(busy(100, 600))
+def test_rows_needed_of_centre_crop_are_sufficient():
+    data = save(noisy(100, 600))
     transform = make(train=False)
-    seen = look_sized(data)
-    view = transform.choose(seen, (), 0)
-    rows = transform.rows_needed(view, seen)
+    header = read_checked_header(data)
+    view = transform.choose_view(header, (), 0)
+    rows = transform.rows_needed(view, header)
     assert rows < 360
     whole, out = Region(decode(data)), np.empty((SIZE, SIZE, 3), np.uint8)
     transform.write(whole, view, out)
-    assert np.array_equal(show(transform, data), out)
+    assert np.array_equal(transform_image(transform, data), out)
     transform.write(Region(whole.pixels[:rows]), view, out)
-    assert np.array_equal(show(transform, data), out)
+    assert np.array_equal(transform_image(transform, data), out)
 
 
 @pytest.mark.parametrize("crop", ["area", "boxes", "whole"])
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
-def test_a_random_crop_is_cut_out_then_resized(crop: str, resize: str):
-    data = save(busy(200, 150))
+def test_write_crops_then_resizes(crop: str, resize: str):
+    data = save(noisy(200, 150))
     pixels = decode(data)
     transform = make(crop=crop, resize=resize, flip=0.0)
     for key in range(30):
-        part = choose(transform, data, key).part
+        part = choose_view(transform, data, key).part
         assert isinstance(part, Crop)
         inside = np.ascontiguousarray(pixels[part.top : part.bottom, part.left : part.right])
         if resize == "bilinear":
             expected = cv2.resize(inside, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
         else:
             expected = np.asarray(Image.fromarray(inside).resize((SIZE, SIZE), Image.Resampling.BILINEAR))
-        assert np.array_equal(show(transform, data, key), expected)
+        assert np.array_equal(transform_image(transform, data, key), expected)
 
 
 @pytest.mark.parametrize("crop", ["area", "boxes", "centre", "whole"])
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
-def test_mirrored_images_are_exact_mirrors(crop: str, resize: str):
-    data = save(busy(120, 90))
+def test_write_with_flip_mirrors_exactly(crop: str, resize: str):
+    data = save(noisy(120, 90))
     for key in range(5):
-        plain, mirrored = (show(make(crop=crop, resize=resize, flip=flip), data, key) for flip in (0.0, 1.0))
+        plain, mirrored = (transform_image(make(crop=crop, resize=resize, flip=flip), data, key) for flip in (0.0, 1.0))
         assert np.array_equal(mirrored, plain[:, ::-1])
         assert not np.array_equal(mirrored, plain)
 
 
-def test_mirroring_says_nothing_about_the_crop():
+def test_flip_is_independent_of_crop():
     data, transform = save(smooth(400, 300)), make()
-    views = [choose(transform, data, make_key(7, key)) for key in range(3_000)]
+    views = [choose_view(transform, data, derive_key(7, key)) for key in range(3_000)]
     flips = np.array([view.flip for view in views])
     for edge in zip(*(view.part for view in views), strict=True):
         assert abs(np.corrcoef(flips, np.array(edge))[0, 1]) < 0.06
@@ -138,7 +138,7 @@ def cut(region: Region, crop: Crop) -> np.ndarray:
     return region.pixels[top:bottom, left:right]
 
 
-def test_edges_of_a_crop_go_to_the_nearest_pixel_of_a_shrunk_one():
+def test_scale_edges_rounds_to_nearest_pixel():
     pixels = np.arange(10 * 8 * 3, dtype=np.uint8).reshape(10, 8, 3)
     assert np.array_equal(cut(Region(pixels), Crop(1, 2, 3, 4)), pixels[2:6, 1:4])
     assert np.array_equal(cut(Region(pixels, 4), Crop(5, 7, 20, 26)), pixels[2:8, 1:6])
@@ -146,11 +146,11 @@ def test_edges_of_a_crop_go_to_the_nearest_pixel_of_a_shrunk_one():
 
 
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
-def test_the_part_is_that_of_the_pixels_really_cut(shrink: int):
-    """A smaller image whose pixels say where they come from."""
+def test_find_shown_part_matches_pixels_of_shrunk_image(shrink: int):
+    """The pixels of the shrunk image encode their positions."""
     region = Region(np.indices((100, 90)).transpose(1, 2, 0).astype(np.uint8), shrink)
     crop = Crop(3 * shrink + 1, 5 * shrink - 1, 40 * shrink + 1, 30 * shrink + 1)
-    pixels, part = cut(region, crop), find_part(region, ImageView(crop, flip=False))
+    pixels, part = cut(region, crop), find_shown_part(region, ImageView(crop, flip=False))
     (top, left), (bottom, right) = pixels[0, 0].tolist(), pixels[-1, -1].tolist()
     assert (part.left, part.top) == (left * shrink, top * shrink)
     assert (part.right, part.bottom) == ((right + 1) * shrink, (bottom + 1) * shrink)
@@ -159,11 +159,11 @@ def test_the_part_is_that_of_the_pixels_really_cut(shrink: int):
 @pytest.mark.parametrize(("width", "height"), SHAPES)
 @pytest.mark.parametrize("crop", ["area", "boxes", "centre", "whole"])
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
-def test_every_shape_of_image_can_be_trained_on(width: int, height: int, crop: str, resize: str):
+def test_transform_supports_every_image_shape(width: int, height: int, crop: str, resize: str):
     data = save(smooth(width, height))
     for loader in (EXACT, FAST):
         for key in range(2):
-            out = show(make(crop=crop, resize=resize, **loader), data, make_key(key))
+            out = transform_image(make(crop=crop, resize=resize, **loader), data, derive_key(key))
             assert out.std() < 110
             assert not (out == 99).all()
 
@@ -179,12 +179,12 @@ def test_every_shape_of_image_can_be_trained_on(width: int, height: int, crop: s
         ({**FAST, "cache": "files"}, True, (True, True)),
     ],
 )
-def test_shortcuts_are_for_training_without_kept_pixels(loader: Any, train: bool, expected: tuple[bool, bool]):
+def test_fast_and_shrink_only_in_training_without_pixel_cache(loader: Any, train: bool, expected: tuple[bool, bool]):
     transform = make(train, **loader)
     assert (transform.fast, transform.may_shrink) == expected
 
 
-def test_the_shorter_side_grows_with_the_image():
+def test_shorter_side_follows_image_size():
     assert [make(size=size).shorter for size in (32, 160, 224, 288)] == [36, 182, 256, 329]
     assert make(val_shorter=64).shorter == 64
     with pytest.raises(ConfigError, match=r"augment\.val_shorter = 63"):
@@ -199,7 +199,7 @@ def saturate(values: np.ndarray) -> np.ndarray:
 
 
 def turn_hue(pixels: np.ndarray, saturation: float, degrees: float) -> np.ndarray:
-    """Hsv, colour by colour: to YIQ, turned and stretched, and back."""
+    """DALI's Hsv: convert to YIQ, rotate and scale, convert back."""
     red, green, blue = (pixels[..., channel].astype(np.float64) for channel in range(3))
     y = 0.299 * red + 0.587 * green + 0.114 * blue
     i = 0.596 * red - 0.274 * green - 0.321 * blue
@@ -212,8 +212,8 @@ def turn_hue(pixels: np.ndarray, saturation: float, degrees: float) -> np.ndarra
 @pytest.mark.parametrize(
     "numbers", [PLAIN, (0, 0, 1, 1), (1.5, -0.5, 1, 1), (1, 90, 1, 1), (1, 0, 0.5, 1.125), (1.4, 0.3, 1.3, 0.9)]
 )
-def test_pixels_are_dalis(numbers: tuple[float, ...]):
-    pixels, colours = busy(97, 61), Colours(*map(float, numbers))
+def test_change_colours_matches_dali(numbers: tuple[float, ...]):
+    pixels, colours = noisy(97, 61), Colours(*map(float, numbers))
     expected = pixels.astype(np.float64)
     if colours[:2] != PLAIN[:2]:
         expected = turn_hue(pixels, colours.saturation, colours.hue_degrees)
@@ -221,24 +221,24 @@ def test_pixels_are_dalis(numbers: tuple[float, ...]):
     batch = np.zeros((2, 61, 97, 3), np.uint8)
     batch[1] = pixels
     change_colours(batch[1], colours)
-    # OpenCV counts in fixed point: a level, which the contrast may stretch.
+    # OpenCV uses fixed point: the error is one level, scaled by the contrast.
     assert np.abs(batch[1] - expected).max() <= math.ceil(max(1.0, colours.contrast * colours.brightness))
     assert (batch[1] == expected).mean() > 0.9
     assert not batch[0].any()
     assert (batch[1] == pixels).all() == (colours == PLAIN)
 
 
-def test_draws_are_spread_over_their_ranges_and_hang_on_the_key():
+def test_colour_draws_cover_their_ranges_and_depend_on_key():
     data = save(smooth(40, 40))
-    drawn = np.array([choose(make(**COLOURS), data, key).colours for key in range(3000)])
+    drawn = np.array([choose_view(make(**COLOURS), data, key).colours for key in range(3000)])
     for column, (low, high) in enumerate(COLOURS.values()):
         assert low <= drawn[:, column].min() < low + 0.02 * (high - low)
         assert high - 0.02 * (high - low) < drawn[:, column].max() <= high
         assert drawn[:, column].mean() == pytest.approx((low + high) / 2, abs=0.03 * (high - low))
     assert np.abs(np.corrcoef(drawn.T) - np.eye(4)).max() < 0.08
-    assert choose(make(**COLOURS, crop="centre"), data, 7).colours == tuple(drawn[7])
-    assert choose(make(), data, 7).colours is None
-    assert all(choose(make(**{name: (0.5, 0.9)}), data, 7).colours for name in COLOURS)
+    assert choose_view(make(**COLOURS, crop="centre"), data, 7).colours == tuple(drawn[7])
+    assert choose_view(make(), data, 7).colours is None
+    assert all(choose_view(make(**{name: (0.5, 0.9)}), data, 7).colours for name in COLOURS)
 
 
 LOW, HIGH = 3 / 4, 4 / 3
@@ -247,26 +247,26 @@ BOX = Box(0, 0.3, 0.4, 0.6, 0.9)
 
 
 def make_augment(**keys: Any) -> AugmentConfig:
-    """A recipe's section; also with values that no recipe may have."""
+    """Return an [augment] section, also with values that the schema rejects."""
     return AugmentConfig().model_copy(update=keys)
 
 
 SSD = make_augment(aspect=(0.5, 2.0), attempts=1)
 
 
-def draw_crops(crop: Callable[..., Crop], *message: Any, **keys: Any) -> np.ndarray:
-    """Many crops: left, top, width, height."""
+def draw_crops(crop: Callable[..., Crop], *arguments: Any, **keys: Any) -> np.ndarray:
+    """Return many crops as left, top, width, height."""
     rule = make_augment(**keys)
-    return np.array([crop(*message, Draws(make_key(0, 0, key)), rule) for key in range(DRAWS)])
+    return np.array([crop(*arguments, Draws(derive_key(0, 0, key)), rule) for key in range(DRAWS)])
 
 
 def draw_boxes(width: int, height: int, boxes: Any = (), **keys: Any) -> np.ndarray:
-    message = {"area": (0.05, 1.0), "aspect": (0.75, 1.33), "attempts": 100, **keys}
-    return draw_crops(crop_boxes, width, height, boxes, **message)
+    options = {"area": (0.05, 1.0), "aspect": (0.75, 1.33), "attempts": 100, **keys}
+    return draw_crops(crop_boxes, width, height, boxes, **options)
 
 
 def define_area(width: int, height: int, law: str) -> np.ndarray:
-    """The definition in other words: propose many rectangles at once, keep those that fit."""
+    """Draw crops by the definition: propose many rectangles at once, keep those that fit."""
     dice = np.random.default_rng(1)
     area = dice.uniform(0.08, 1, 5 * DRAWS) * width * height
     ratio = np.exp(dice.uniform(math.log(LOW), math.log(HIGH), area.size))
@@ -285,7 +285,7 @@ def assert_inside(crops: np.ndarray, width: int, height: int) -> None:
 
 @pytest.mark.parametrize("law", ["log", "uniform"])
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500)])
-def test_all_crops_have_the_distribution_of_the_definition(width: int, height: int, law: str):
+def test_crop_area_has_defined_distribution(width: int, height: int, law: str):
     crops = draw_crops(crop_area, width, height, aspect_law=law, attempts=1_000)
     assert_inside(crops, width, height)
     expected = define_area(width, height, law)
@@ -297,13 +297,13 @@ def test_all_crops_have_the_distribution_of_the_definition(width: int, height: i
         assert stats.ks_2samp(ours, theirs).pvalue > 0.005
 
 
-def test_every_place_is_as_likely_with_both_edges():
+def test_crop_area_position_is_uniform_including_edges():
     crops = draw_crops(crop_area, 60, 40, area=(0.2, 0.2))
     free = 60 - crops[:, 2], 40 - crops[:, 3]
-    for place, room in zip(crops[:, :2].T, free, strict=True):
-        assert place.min() == 0
-        assert (place == room).any()
-        spread = (place + np.random.default_rng(0).uniform(size=DRAWS)) / (room + 1)
+    for position, limit in zip(crops[:, :2].T, free, strict=True):
+        assert position.min() == 0
+        assert (position == limit).any()
+        spread = (position + np.random.default_rng(0).uniform(size=DRAWS)) / (limit + 1)
         assert stats.kstest(spread, "uniform").pvalue > 0.01
     assert abs(np.corrcoef(crops[:, 0], crops[:, 1])[0, 1]) < 0.06
 
@@ -323,12 +323,12 @@ def test_every_place_is_as_likely_with_both_edges():
         (20, 20, (50.0, 100.0), Crop(0, 9, 20, 1)),
     ],
 )
-def test_the_middle_is_the_largest_of_allowed_aspect(width: int, height: int, aspect: Any, expected: Crop):
+def test_crop_area_falls_back_to_largest_centre_crop(width: int, height: int, aspect: Any, expected: Crop):
     assert crop_area(width, height, Draws(0), make_augment(attempts=0, aspect=aspect)) == expected
 
 
 def share_of_box(crops: np.ndarray, width: int, height: int, box: Box) -> np.ndarray:
-    """How much of a box lies inside each crop."""
+    """Return the share of a box inside each crop."""
     left, right = int(box.left * width), int(box.right * width)
     top, bottom = int(box.top * height), int(box.bottom * height)
     across = np.minimum(crops[:, 0] + crops[:, 2], right) - np.maximum(crops[:, 0], left)
@@ -337,31 +337,31 @@ def share_of_box(crops: np.ndarray, width: int, height: int, box: Box) -> np.nda
 
 
 @pytest.mark.parametrize("covered", [0.1, 0.5, 1.0])
-def test_crops_hold_enough_of_a_box(covered: float):
+def test_crop_boxes_covers_minimum_share_of_a_box(covered: float):
     crops = draw_boxes(300, 200, [BOX], min_object_covered=covered)
     assert_inside(crops, 300, 200)
     assert share_of_box(crops, 300, 200, BOX).min() >= covered
     assert len(np.unique(crops, axis=0)) > 700
 
 
-def test_area_and_aspect_of_box_crops_are_in_their_ranges():
+def test_crop_boxes_area_and_aspect_stay_in_range():
     crops = draw_boxes(300, 200, [BOX], area=(0.1, 0.5), aspect=(0.8, 1.25), min_object_covered=0)
     area = crops[:, 2] * crops[:, 3] / 60_000
     assert 0.1 <= area.min() < area.max() <= 0.5
-    # The width is rounded: half a pixel of it belongs to the aspect.
+    # The width is rounded by up to half a pixel.
     assert ((crops[:, 2] + 0.5) / crops[:, 3]).min() >= 0.8
     assert ((crops[:, 2] - 0.5) / crops[:, 3]).max() <= 1.25
     crops = draw_boxes(2_000, 2_000, area=(0.05, 0.5), min_object_covered=0)
     assert stats.kstest(crops[:, 2] / crops[:, 3], "uniform", (0.75, 0.58)).pvalue > 0.01
 
 
-def test_every_height_of_allowed_area_is_as_likely():
+def test_crop_boxes_height_is_uniform():
     crops = draw_boxes(10, 10, aspect=(1.0, 1.0), area=(0.04, 1.0), min_object_covered=0)
     assert stats.chisquare(np.bincount(crops[:, 3])[2:]).pvalue > 0.01
     assert np.unique(crops[:, 3]).tolist() == list(range(2, 11))
 
 
-def test_the_last_place_is_never_taken_as_in_tensorflow():
+def test_crop_boxes_never_uses_last_position_like_tensorflow():
     crops = draw_boxes(20, 12, min_object_covered=0)
     for axis, side in ((0, 20), (1, 12)):
         inside = crops[:, 2 + axis] < side
@@ -369,21 +369,21 @@ def test_the_last_place_is_never_taken_as_in_tensorflow():
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 2_000), (2_000, 3), (2, 2)])
-def test_tiny_and_narrow_images_have_crops(width: int, height: int):
+def test_crops_of_tiny_and_narrow_images_are_inside(width: int, height: int):
     assert_inside(draw_boxes(width, height, attempts=10), width, height)
     assert_inside(draw_crops(crop_area, width, height), width, height)
 
 
-def describe_overlap(crop: tuple[float, ...], box: Box) -> float:
-    """Intersection over union, area by area."""
+def compute_iou(crop: tuple[float, ...], box: Box) -> float:
+    """Return the intersection over union."""
     inner = (max(crop[0], box.left), max(crop[1], box.top), min(crop[2], box.right), min(crop[3], box.bottom))
     shared = (inner[2] - inner[0]) * (inner[3] - inner[1]) if inner[0] < inner[2] and inner[1] < inner[3] else 0
     own = (crop[2] - crop[0]) * (crop[3] - crop[1])
     return shared / (own + (box.right - box.left) * (box.bottom - box.top) - shared)
 
 
-def draw_slowly(boxes: list[Box], dice: random.Random, attempts: int) -> tuple[float, ...]:
-    """SSD's rule told plainly: edges of a crop in shares, and how many boxes it keeps."""
+def draw_reference_crop(boxes: list[Box], dice: random.Random, attempts: int) -> tuple[float, ...]:
+    """Draw a crop by a plain version of SSD's rule: its edges as shares, and the number of boxes kept."""
     while True:
         threshold = dice.choice([*SSD.overlaps, None])
         if threshold is None:
@@ -394,7 +394,7 @@ def draw_slowly(boxes: list[Box], dice: random.Random, attempts: int) -> tuple[f
                 continue
             left, top = dice.uniform(0, 1 - width), dice.uniform(0, 1 - height)
             crop = (left, top, left + width, top + height)
-            if any(describe_overlap(crop, box) < threshold for box in boxes):
+            if any(compute_iou(crop, box) < threshold for box in boxes):
                 continue
             centres = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in boxes]
             kept = sum(crop[0] <= x < crop[2] and crop[1] <= y < crop[3] for x, y in centres)
@@ -411,14 +411,14 @@ def draw_slowly(boxes: list[Box], dice: random.Random, attempts: int) -> tuple[f
         [Box(0, 0.05, 0.1, 0.45, 0.6), Box(1, 0.4, 0.3, 0.95, 0.9)],
     ],
 )
-def test_overlap_crops_are_spread_as_by_the_rule(boxes: list[Box], attempts: int):
-    width, height = 10_000, 8_000  # so large that whole pixels tell shares
+def test_crop_overlap_has_distribution_of_reference_rule(boxes: list[Box], attempts: int):
+    width, height = 10_000, 8_000  # so large that rounding to pixels does not matter
     dice, rule = random.Random(5), SSD.model_copy(update={"attempts": attempts})
-    ours, message = [], [draw_slowly(boxes, dice, attempts) for _ in range(DRAWS)]
+    ours, reference = [], [draw_reference_crop(boxes, dice, attempts) for _ in range(DRAWS)]
     for number in range(DRAWS):
-        crop, kept = crop_overlap(width, height, boxes, Draws(make_key(3, number)), rule)
+        crop, kept = crop_overlap(width, height, boxes, Draws(derive_key(3, number)), rule)
         ours.append((crop.left / width, crop.top / height, crop.right / width, crop.bottom / height, len(kept)))
-    one, other = np.array(ours), np.array(message)
+    one, other = np.array(ours), np.array(reference)
     for edge in range(4):
         assert stats.ks_2samp(one[:, edge], other[:, edge]).pvalue > 0.001
     assert stats.ks_2samp(one[:, 2] - one[:, 0], other[:, 2] - other[:, 0]).pvalue > 0.001
@@ -437,19 +437,19 @@ EDGES = st.tuples(*[st.floats(0, 0.99)] * 2, *[st.floats(0.001, 1)] * 2)
     st.integers(1, 700),
     st.integers(0, 2**64 - 1),
 )
-def test_every_overlap_crop_keeps_the_rule(boxes: list[Box], width: int, height: int, key: int):
+def test_crop_overlap_keeps_boxes_with_centre_in_crop(boxes: list[Box], width: int, height: int, key: int):
     crop, kept = crop_overlap(width, height, boxes, Draws(key), SSD)
     assert 0 <= crop.left < crop.right <= width
     assert 0 <= crop.top < crop.bottom <= height
     assert bool(kept) == bool(boxes)
     if crop != Crop(0, 0, width, height):
-        for box in kept:  # up to the half pixel that edges are moved by
+        for box in kept:  # up to the half pixel by which edges are rounded
             assert crop.left - 1 <= (box.left + box.right) / 2 * width <= crop.right + 1
             assert crop.top - 1 <= (box.top + box.bottom) / 2 * height <= crop.bottom + 1
     assert crop_overlap(width, height, boxes, Draws(key), SSD) == (crop, kept)
 
 
-def test_an_image_stays_whole_where_no_crop_is_good():
+def test_crop_overlap_returns_whole_image_without_valid_crop():
     box, whole = Box(0, 0.5, 0.5, 0.500001, 0.500001), Crop(0, 0, 64, 48)
     assert crop_overlap(64, 48, [], Draws(7), SSD) == (whole, ())
     assert crop_overlap(64, 48, [box], Draws(7), SSD.model_copy(update={"overlaps": ()})) == (whole, (box,))

@@ -1,3 +1,5 @@
+"""Tests of data sets in class folders, Tiny-ImageNet and ImageNetV2."""
+
 import gzip
 import io
 import os
@@ -30,8 +32,8 @@ def contents(data: DataSet) -> dict[str, list[tuple[str, int]]]:
     return found
 
 
-def walk_as_im2rec(root: Path) -> list[tuple[str, int]]:
-    """The walk in im2rec.py's words: sorted folders and files, a number for each folder with images."""
+def list_like_im2rec(root: Path) -> list[tuple[str, int]]:
+    """Return names and labels as im2rec.py does: sorted folders and files, one label per folder with images."""
     numbers: dict[str, int] = {}
     found = []
     for path, folders, files in os.walk(root, followlinks=True):
@@ -47,25 +49,25 @@ def list_train(root: Path) -> list[tuple[str, int]]:
     return contents(find_class_folders(root))["train"]
 
 
-def test_walk_is_that_of_im2rec(tmp_path, caplog):
+def test_class_folders_order_matches_im2rec(tmp_path, caplog):
     make(tmp_path / "elsewhere", "1.jpg")
     names = ["b/2.jpg", "b/10.JPG", "a b/1.png", "a/x.JPEG", "a/inner/y.jpeg", "a-b/z.jpg", "B/q.jpg", "c/note.txt"]
     make(tmp_path / "root", *names)
     (tmp_path / "root/empty").mkdir()
     (tmp_path / "root/link").symlink_to(tmp_path / "elsewhere")
-    assert list_train(tmp_path / "root") == walk_as_im2rec(tmp_path / "root")
+    assert list_train(tmp_path / "root") == list_like_im2rec(tmp_path / "root")
     assert [name for name, _ in find_class_folders(tmp_path / "root").classes] == [
         "B", "a", "a/inner", "a b", "a-b", "b", "link",
     ]  # fmt: skip
     before = list_train(tmp_path / "root")
-    make(tmp_path / "root", "a/._x.JPEG", "a/.2.jpg", ".cache/3.jpg", "__MACOSX/a/4.jpg")  # hidden ones are no images
+    make(tmp_path / "root", "a/._x.JPEG", "a/.2.jpg", ".cache/3.jpg", "__MACOSX/a/4.jpg")  # hidden files are ignored
     (tmp_path / "root/b/loop").symlink_to(tmp_path / "root")
     (tmp_path / "root/b/broken.jpg").symlink_to(tmp_path / "nowhere")
     assert list_train(tmp_path / "root") == before
-    assert "a link to a folder that it lies in" in caplog.text
+    assert "a link to one of its parent folders" in caplog.text
 
 
-def test_numbered_folders_are_ranked_as_numbers(tmp_path):
+def test_numeric_class_folders_are_sorted_as_numbers(tmp_path):
     make(tmp_path, "10/a.jpg", "9/b.jpg", "2/c.jpg")
     assert list_train(tmp_path) == [("2/c.jpg", 0), ("9/b.jpg", 1), ("10/a.jpg", 2)]
     make(tmp_path, "x/d.jpg")
@@ -75,12 +77,12 @@ def test_numbered_folders_are_ranked_as_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["stray.jpg", "a/1.jpg"], r"stray\.jpg is in no class folder"),
+        (["stray.jpg", "a/1.jpg"], r"stray\.jpg is not in a class folder"),
         (["a/note.txt"], "no images"),
-        (["train/a/1.jpg", "val/a/1.jpg", "val/zebra/2.jpg"], "class 'zebra' is not among the 1 classes of train"),
+        (["train/a/1.jpg", "val/a/1.jpg", "val/zebra/2.jpg"], "unknown class 'zebra'; it is not among the 1 of train"),
     ],
 )
-def test_folders_that_are_no_classes_are_refused(tmp_path, names, message):
+def test_find_class_folders_rejects_invalid_layout(tmp_path, names, message):
     make(tmp_path, *names)
     with pytest.raises(DataError, match=message):
         find_class_folders(tmp_path)
@@ -89,7 +91,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path, names, message):
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "test", "Val"])
-def test_train_and_val_share_their_labels(tmp_path, val):
+def test_train_and_val_share_labels(tmp_path, val):
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "train/c/1.jpg", f"{val}/c/9.jpg", f"{val}/b/8.jpg")
     data = find_class_folders(tmp_path)
     assert data.kind == "classify"
@@ -130,7 +132,7 @@ def tiny(request, tmp_path) -> Path:
     return tmp_path / "tiny-imagenet-200.zip" if request.param == "zip" else tmp_path
 
 
-def test_tiny_imagenet_is_found_in_every_shape(tiny):
+def test_find_tiny_imagenet_in_every_layout(tiny):
     before = sorted(tiny.parent.rglob("*"))
     data = find_tiny_imagenet(tiny)
     assert contents(data) == TINY_CONTENTS
@@ -143,7 +145,7 @@ def test_tiny_imagenet_is_found_in_every_shape(tiny):
     assert sorted(tiny.parent.rglob("*")) == before
 
 
-def test_tiny_imagenet_with_val_in_folders_is_found(tmp_path):
+def test_find_tiny_imagenet_with_val_in_class_folders(tmp_path):
     moved = {
         "train/n01/n01_0.JPEG": make_jpeg(1),
         "train/n02/n02_0.JPEG": make_jpeg(2),
@@ -157,15 +159,15 @@ def test_tiny_imagenet_with_val_in_folders_is_found(tmp_path):
     assert data.classes[0] == ClassName("n01", "goldfish")
 
 
-def test_a_validation_image_without_a_label_is_named(tmp_path):
+def test_find_tiny_imagenet_reports_validation_image_without_label(tmp_path):
     write_files(tmp_path, TINY | {"val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\n"})
-    with pytest.raises(DataError, match=r"val_1\.JPEG of Tiny-ImageNet has no line"):
+    with pytest.raises(DataError, match=r"val_1\.JPEG of Tiny-ImageNet is not in val_annotations\.txt"):
         find_tiny_imagenet(tmp_path)
-    with pytest.raises(DataError, match=r"tiny-imagenet-200\.zip were looked for"):
+    with pytest.raises(DataError, match=r"expected train/ and val/, or tiny-imagenet-200\.zip"):
         find_tiny_imagenet(tmp_path / "wnids.txt" / "x")
 
 
-def test_the_real_tiny_imagenet_is_found():
+def test_find_tiny_imagenet_on_real_data():
     data = find_tiny_imagenet(real_data("classification/tiny-imagenet-20"))
     train, val = (split.source for split in data.splits)
     assert (len(train), len(val), len(data.classes)) == (4000, 1000, 20)
@@ -179,7 +181,7 @@ def test_the_real_tiny_imagenet_is_found():
     assert [plain.splits[0].source.name(i) for i in range(4000)] == [train.name(i) for i in range(4000)]
 
 
-V2 = {
+V2_FILES = {
     "imagenetv2-x/10/a.jpeg": make_jpeg(1),
     "imagenetv2-x/9/b.jpeg": make_jpeg(2),
     "imagenetv2-x/999/c.jpeg": make_jpeg(3),
@@ -188,16 +190,16 @@ V2_CONTENTS = {"val": [("9/b.jpeg", 9), ("10/a.jpeg", 10), ("999/c.jpeg", 999)]}
 
 
 @pytest.mark.parametrize("shape", ["imagenetv2-x", ".", "imagenetv2.tar", "imagenetv2.tar.gz", "folder of tar"])
-def test_imagenetv2_is_found_in_every_shape(tmp_path, shape):
+def test_find_imagenetv2_in_every_layout(tmp_path, shape):
     path = tmp_path / "data"
     path.mkdir()
     if "tar" in shape:
-        packed = make_tar(V2) if shape != "imagenetv2.tar.gz" else gzip.compress(make_tar(V2))
+        packed = make_tar(V2_FILES) if shape != "imagenetv2.tar.gz" else gzip.compress(make_tar(V2_FILES))
         name = "imagenetv2.tar" if shape == "folder of tar" else shape
         (path / name).write_bytes(packed)
         path = path if shape == "folder of tar" else path / name
     else:
-        path = write_files(path, V2) / shape
+        path = write_files(path, V2_FILES) / shape
     data = find_imagenetv2(path, work=tmp_path / "work")
     assert contents(data) == V2_CONTENTS
     assert [name for name, _ in data.classes] == [str(i) for i in range(1000)]
@@ -205,13 +207,13 @@ def test_imagenetv2_is_found_in_every_shape(tmp_path, shape):
     assert contents(find_imagenetv2(path, work=tmp_path / "work")) == V2_CONTENTS
 
 
-def test_what_is_no_imagenetv2_is_refused(tmp_path):
+def test_find_imagenetv2_rejects_other_data(tmp_path):
     work = tmp_path / "work"
     with pytest.raises(DataError, match="no such file"):
         find_imagenetv2(tmp_path / "none", work=work)
-    with pytest.raises(DataError, match="no ImageNetV2"):
+    with pytest.raises(DataError, match="no images of ImageNetV2"):
         find_imagenetv2(make(tmp_path / "a", "cat/1.jpg"), work=work)
-    with pytest.raises(DataError, match="folder 1000 is no class"):
+    with pytest.raises(DataError, match="invalid class folder 1000"):
         find_imagenetv2(make(tmp_path / "b", "1000/1.jpg"), work=work)
     with pytest.raises(DataError, match="several variants of ImageNetV2: one, two"):
         find_imagenetv2(make(tmp_path / "c", "one/0/1.jpg", "two/0/1.jpg"), work=work)

@@ -1,4 +1,4 @@
-"""ImageNet as people have it: images, labels, words and boxes in every shape."""
+"""Tests of finding ImageNet: images, labels, class names and boxes in every published layout."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ from trainstone.errors import DataError
 
 SYNSETS = ["n01440764", "n01443537", "n02099601"]
 TEXTS = {"n01440764": "tench, Tinca tinca", "n01443537": "goldfish", "n02099601": "golden retriever"}
-# The numbers of the devkit are in another order than the synsets.
+# The devkit's class ids are in another order than the synsets.
 IDS = {"n01440764": 3, "n01443537": 1, "n02099601": 2}
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 VAL = ["n02099601", "n01440764", "n01443537", "n01440764"]
@@ -53,7 +53,7 @@ def inner_tars() -> dict[str, bytes]:
 
 
 IN_FOLDERS = {f"{s}/{file}": c for s, files in TRAIN_IMAGES.items() for file, c in files.items()}
-TRAIN_SHAPES = {
+TRAIN_LAYOUTS = {
     "tar": {"ILSVRC2012_img_train.tar": make_tar(inner_tars())},
     "folders": {f"train/{name}": content for name, content in IN_FOLDERS.items()},
     "tars in a folder": {f"train/{name}": content for name, content in inner_tars().items()},
@@ -66,7 +66,7 @@ TRAIN_SHAPES = {
     "directly in the path": IN_FOLDERS,
     "tar of folders": {"ILSVRC2012_img_train.tar": make_tar({f"train/{name}": c for name, c in IN_FOLDERS.items()})},
 }
-VAL_SHAPES = {
+VAL_LAYOUTS = {
     "tar": {"ILSVRC2012_img_val.tar": make_tar(VAL_IMAGES)},
     "tar of a folder": {"ILSVRC2012_img_val.tar": make_tar({f"./val/{name}": c for name, c in VAL_IMAGES.items()})},
     "flat": {f"val/{name}": content for name, content in VAL_IMAGES.items()},
@@ -110,9 +110,9 @@ def root(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("shape", TRAIN_SHAPES)
-def test_train_is_found_in_every_shape(root, shape, caplog):
-    write_files(root, TRAIN_SHAPES[shape])
+@pytest.mark.parametrize("layout", TRAIN_LAYOUTS)
+def test_find_train_in_every_layout(root, layout, caplog):
+    write_files(root, TRAIN_LAYOUTS[layout])
     before = sorted(root.rglob("*"))
     data = find(root)
     assert (data.name, data.kind) == ("imagenet", "classify")
@@ -123,66 +123,66 @@ def test_train_is_found_in_every_shape(root, shape, caplog):
 
 
 @pytest.mark.parametrize("labels", LABEL_FILES)
-@pytest.mark.parametrize("shape", VAL_SHAPES)
-def test_val_is_found_in_every_shape_with_every_kind_of_labels(root, shape, labels):
-    write_files(root, TRAIN_SHAPES["tar"] | VAL_SHAPES[shape] | LABEL_FILES[labels])
+@pytest.mark.parametrize("layout", VAL_LAYOUTS)
+def test_find_val_in_every_layout_with_every_label_file(root, layout, labels):
+    write_files(root, TRAIN_LAYOUTS["tar"] | VAL_LAYOUTS[layout] | LABEL_FILES[labels])
     assert contents(find(root)) == {"train": TRAIN, "val": VAL_CONTENTS}
 
 
-def test_val_in_folders_needs_no_labels(root):
+def test_val_in_class_folders_needs_no_label_file(root):
     write_files(root, {f"val/{name}": VAL_IMAGES[name.split("/")[1]] for name, _ in VAL_CONTENTS})
     assert contents(find(root)) == {"val": VAL_CONTENTS}
 
 
 @pytest.mark.parametrize("labels", LABEL_FILES)
-def test_given_labels_win_over_those_found(root, labels):
-    write_files(root, VAL_SHAPES["tar"] | {"imagenet_2012_validation_synset_labels.txt": b"n09999999\n" * 4})
+def test_given_label_file_has_priority_over_found_one(root, labels):
+    write_files(root, VAL_LAYOUTS["tar"] | {"imagenet_2012_validation_synset_labels.txt": b"n09999999\n" * 4})
     write_files(root.parent / "elsewhere", LABEL_FILES[labels])
     name = next(iter(LABEL_FILES[labels])).split("/")[0]
     assert contents(find(root, val_labels=root.parent / "elsewhere" / name)) == {"val": VAL_CONTENTS}
 
 
-def test_an_image_without_a_label_is_named(root):
-    write_files(root, VAL_SHAPES["tar"] | {"imagenet_2012_validation_synset_labels.txt": b"n01440764\n" * 3})
-    with pytest.raises(DataError, match=r"has 3 labels, and none for ILSVRC2012_val_00000004\.JPEG"):
+def test_validation_image_without_label_is_reported(root):
+    write_files(root, VAL_LAYOUTS["tar"] | {"imagenet_2012_validation_synset_labels.txt": b"n01440764\n" * 3})
+    with pytest.raises(DataError, match=r"no label for ILSVRC2012_val_00000004\.JPEG among 3 labels"):
         find(root)
 
 
-def test_labels_go_by_the_number_of_an_image_not_by_its_place(root, caplog):
+def test_validation_labels_follow_image_number_not_position(root, caplog):
     write_files(root, LABEL_FILES["list"])
-    some = {name: c for name, c in VAL_IMAGES.items() if not name.endswith("1.JPEG")}
-    write_files(root, {"ILSVRC2012_img_val.tar": make_tar(some)})
+    images = {name: c for name, c in VAL_IMAGES.items() if not name.endswith("1.JPEG")}
+    write_files(root, {"ILSVRC2012_img_val.tar": make_tar(images)})
     assert contents(find(root)) == {"val": [(name, min(label, 1)) for name, label in VAL_CONTENTS[:3]]}
-    assert "3 of 4 validation images are there" in caplog.text
+    assert "found 3 of 4 validation images" in caplog.text
 
 
-def test_val_images_of_classes_that_train_lacks_are_left_out_and_told(root, caplog):
-    write_files(root, VAL_SHAPES["tar"] | LABEL_FILES["list"])
-    write_files(root, {name: c for name, c in TRAIN_SHAPES["folders"].items() if "n02099601" not in name})
+def test_val_images_of_classes_missing_in_train_are_skipped_with_warning(root, caplog):
+    write_files(root, VAL_LAYOUTS["tar"] | LABEL_FILES["list"])
+    write_files(root, {name: c for name, c in TRAIN_LAYOUTS["folders"].items() if "n02099601" not in name})
     found = contents(find(root))
     assert found["val"] == VAL_CONTENTS[:3]
-    assert "1 image of classes that train lacks are dropped (n02099601 ...)" in caplog.text
+    assert "skipped 1 image of classes that are not in train (n02099601 ...)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("name", "gap"),
     [("LOC_synset_mapping.txt", " "), ("synset_words.txt", " "), ("imagenet_metadata.txt", "\t"), ("", "")],
 )
-def test_classes_get_their_words(root, name, gap):
+def test_class_names_are_read_from_published_files(root, name, gap):
     content = "".join(f"{synset}{gap}{text}\n" for synset, text in TEXTS.items()) + f"n00000001{gap}x\n"
-    write_files(root, TRAIN_SHAPES["tar"] | ({name: content.encode()} if name else LABEL_FILES["devkit"]))
+    write_files(root, TRAIN_LAYOUTS["tar"] | ({name: content.encode()} if name else LABEL_FILES["devkit"]))
     assert find(root).classes == [ClassName(synset, TEXTS[synset]) for synset in SYNSETS]
 
 
 def xml(*objects: tuple[str, object, object, object, object], width: object = 500, height: object = 400) -> str:
-    things = "".join(
+    objects_xml = "".join(
         f"<object><name>{name}</name><bndbox><xmin>{left}</xmin><ymin>{top}</ymin>"
         f"<xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
         for name, left, top, right, bottom in objects
     )
     return (
         f"<annotation><folder>x</folder><filename>%s</filename>"
-        f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>{things}</annotation>"
+        f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>{objects_xml}</annotation>"
     )
 
 
@@ -207,8 +207,8 @@ TRAIN_XML, VAL_XML = "n01443537/n01443537_10.xml", "val/ILSVRC2012_val_00000001.
         },
     ],
 )
-def test_boxes_are_found(root, files):
-    write_files(root, TRAIN_SHAPES["tar"] | VAL_SHAPES["tar"] | LABEL_FILES["list"] | files)
+def test_boxes_are_found_in_every_layout(root, files):
+    write_files(root, TRAIN_LAYOUTS["tar"] | VAL_LAYOUTS["tar"] | LABEL_FILES["list"] | files)
     train, val = (split.source for split in find(root).splits)
     boxes = {train.name(i): train.read(i).boxes for i in range(len(train))}
     assert boxes.pop("n01443537/n01443537_10.JPEG") == (Box(1, 0.1, 0.2, 0.9, 1.0),)
@@ -216,8 +216,8 @@ def test_boxes_are_found(root, files):
     assert [val.read(i).boxes for i in range(4)] == [(), (), (), (Box(2, 0.1, 0.2, 0.9, 1.0),)]
 
 
-def test_given_boxes_win(root):
-    write_files(root, TRAIN_SHAPES["tar"] | {"imagenet_2012_bounding_boxes.csv": b"n01443537_10.JPEG,0,0,1,1\n"})
+def test_given_box_file_has_priority_over_found_one(root):
+    write_files(root, TRAIN_LAYOUTS["tar"] | {"imagenet_2012_bounding_boxes.csv": b"n01443537_10.JPEG,0,0,1,1\n"})
     given = root.parent / "mine.csv"
     given.write_text("n01440764_9.JPEG,0,0,0.5,0.5\n")
     train = find(root, boxes=given).splits[0].source
@@ -227,27 +227,27 @@ def test_given_boxes_win(root):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("labels.txt", b"n01440764\ngoldfish\n", "line 2: 'goldfish' is no synset"),
+        ("labels.txt", b"n01440764\ngoldfish\n", "line 2: invalid synset 'goldfish'"),
         ("labels.txt", b"", "empty"),
         ("labels.csv", b"ImageId,PredictionString\nILSVRC2012_val_1,n01440764 1 2 3 4\n", "line 2"),
         ("labels.csv", b"ImageId,PredictionString\nILSVRC2012_val_00000001\n", "line 2"),
         ("kit.tar", make_tar({"data/x": b""}), r"meta\.mat and ILSVRC2012_validation_ground_truth\.txt"),
-        ("kit.tar", make_tar(devkit() | {f"y/{TRUTH}": b"1\n1001\n"}), r"line 2: '1001' is no class; 1 to 1000 are"),
+        ("kit.tar", make_tar(devkit() | {f"y/{TRUTH}": b"1\n1001\n"}), r"line 2: invalid class '1001'; 1 to 1000 are"),
         ("kit.tar", make_tar(devkit() | {"y/meta.mat": os.urandom(300)}), r"meta\.mat"),
     ],
 )
-def test_damaged_labels_are_refused_by_place(root, name, content, message):
-    write_files(root, VAL_SHAPES["tar"])
+def test_invalid_label_file_is_rejected_with_line(root, name, content, message):
+    write_files(root, VAL_LAYOUTS["tar"])
     write_files(root.parent, {name: content})
     with pytest.raises(DataError, match=message):
         find(root, val_labels=root.parent / name)
 
 
-def test_strange_images_are_left_out_and_told(root, caplog):
-    strange = ("train/stray.JPEG", "train/n01440764/._n01440764_1.JPEG", "train/backup/n01440764/n01440764_99.JPEG")
-    write_files(root, TRAIN_SHAPES["folders"] | dict.fromkeys(strange, make_jpeg(1)))
+def test_images_outside_synset_folders_are_skipped_with_warning(root, caplog):
+    unexpected = ("train/stray.JPEG", "train/n01440764/._n01440764_1.JPEG", "train/backup/n01440764/n01440764_99.JPEG")
+    write_files(root, TRAIN_LAYOUTS["folders"] | dict.fromkeys(unexpected, make_jpeg(1)))
     assert contents(find(root)) == {"train": TRAIN}
-    assert "1 image in no synset's folder left out" in caplog.text
+    assert "skipped 1 image outside synset folders" in caplog.text
 
 
 DOG, CAT = "n02092002", "n02123045"
@@ -259,14 +259,14 @@ def read_xml(content: str | bytes, synset: str | None = DOG) -> list[Edges]:
     return read_box_xml(data, synset, KNOWN, where="n1/n1_2.xml")
 
 
-def test_edges_are_shares_of_the_stated_size_with_four_decimals_in_order_and_cut():
+def test_read_box_xml_returns_sorted_clipped_shares_with_four_decimals():
     assert read_xml(xml((DOG, 53, 1, 300, 399), width=333)) == [(0.1592, 0.0025, 0.9009, 0.9975)]
     assert read_xml(xml((DOG, 600, 300, -20, 100))) == [(0.0, 0.25, 1.0, 0.75)]
     for without_area in ((10, 10, 10, 50), (10, 50, 40, 50), (600, 10, 700, 50), (-9, 10, -1, 50)):
         assert read_xml(xml((DOG, *without_area), (DOG, 0, 0, 500, 400))) == [(0.0, 0.0, 1.0, 1.0)]
 
 
-def test_the_first_label_decides_for_all_boxes_of_a_file_as_in_the_original():
+def test_read_box_xml_applies_first_label_to_all_boxes():
     whole = (0, 0, 500, 400)
     assert read_xml(xml((CAT, *whole), (DOG, *whole))) == []
     assert len(read_xml(xml((DOG, *whole), (CAT, *whole)))) == 2
@@ -280,15 +280,15 @@ def test_the_first_label_decides_for_all_boxes_of_a_file_as_in_the_original():
     ["", "<annotation>", xml(width=0), xml(height="nan"), xml(width=""), xml((DOG, "left", 1, 2, 3)), "<annotation/>",
      b"\xff\xfe\0<", xml() + " " * 2**20, "<a>" * 10_000],
 )  # fmt: skip
-def test_damaged_xml_is_refused_by_name(content):
+def test_read_box_xml_rejects_invalid_xml_with_file_name(content):
     with pytest.raises(DataError, match=r"^n1/n1_2\.xml: "):
         read_xml(content)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-7"])
-def test_entities_are_refused(encoding):
+def test_read_box_xml_rejects_entities(encoding):
     laughs = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
-    with pytest.raises(DataError, match=r"document type|damaged"):
+    with pytest.raises(DataError, match=r"document type|invalid XML"):
         read_xml(laughs.encode(encoding))
 
 
@@ -306,14 +306,14 @@ BOXES = {
 }
 
 
-def test_a_folder_of_xml_is_read(tmp_path):
+def test_read_boxes_from_folder_of_xml(tmp_path):
     write_files(tmp_path / "Annotation", FILES | {f"{DOG}/._hidden.xml": b"mac"})
     assert read_boxes(tmp_path / "Annotation", KNOWN) == BOXES
-    # One synset's folder alone says its synset, too.
+    # A path to a single synset's folder works too.
     assert read_boxes(tmp_path / "Annotation" / DOG, KNOWN) == {f"{DOG}_1": BOXES[f"{DOG}_1"]}
 
 
-def test_tars_of_xml_are_read(tmp_path):
+def test_read_boxes_from_tars_of_xml(tmp_path):
     plain, packed, nested = tmp_path / "a.tar", tmp_path / "b.tar.gz", tmp_path / "c.tgz"
     plain.write_bytes(make_tar(FILES))
     packed.write_bytes(gzip.compress(make_tar({f"./bbox/{n}": c for n, c in FILES.items()})))
@@ -326,16 +326,16 @@ def test_tars_of_xml_are_read(tmp_path):
         assert read_boxes(path, KNOWN) == BOXES
 
 
-def test_damage_in_a_tar_names_the_member(tmp_path):
+def test_read_boxes_reports_damaged_tar_member(tmp_path):
     path = tmp_path / "bbox.tar"
     path.write_bytes(make_tar({f"{DOG}/{DOG}_1.xml": b"<a>"}))
-    with pytest.raises(DataError, match=rf"bbox\.tar, {DOG}/{DOG}_1\.xml: damaged XML"):
+    with pytest.raises(DataError, match=rf"bbox\.tar, {DOG}/{DOG}_1\.xml: invalid XML"):
         read_boxes(path, KNOWN)
     with pytest.raises(DataError, match="no such file"):
         read_boxes(tmp_path / "none.tar", KNOWN)
 
 
-def test_a_csv_is_read_with_and_without_folders(tmp_path):
+def test_read_boxes_from_csv_with_and_without_folders(tmp_path):
     path = tmp_path / "boxes.csv"
     lines = [(f"{name}.JPEG", edges) for name, boxes in BOXES.items() for edges in boxes]
     path.write_text("".join(f"{name},{','.join(map(str, edges))}\n" for name, edges in lines))

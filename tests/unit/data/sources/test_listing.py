@@ -1,3 +1,5 @@
+"""Tests of file listings in folders, zips and tars."""
+
 import os
 import zipfile
 from collections.abc import Iterable
@@ -8,28 +10,28 @@ import pytest
 
 from support.builders.archives import make_tar, make_zip, write_files
 from support.builders.damage import write
-from support.builders.data_sets import flip
+from support.builders.data_sets import flip_byte
 from trainstone.data.sample import Source
 from trainstone.data.sources import listing as listing_module
-from trainstone.data.sources.listing import FileListing, FilePlace, ListingBuilder, walk_files
+from trainstone.data.sources.listing import FileListing, FileLocation, ListingBuilder, walk_files
 from trainstone.errors import DataError
 
 IMAGES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}
 
 
-def list_places(root: Path, places: Iterable[tuple[str, FilePlace]]) -> FileListing:
+def list_locations(root: Path, locations: Iterable[tuple[str, FileLocation]]) -> FileListing:
     builder = ListingBuilder(root)
-    for name, place in places:
-        builder.add(name, name[:3], place)
-    return builder.finish(["n00", "n01", "n02"])
+    for name, location in locations:
+        builder.add(name, name[:3], location)
+    return builder.build(["n00", "n01", "n02"])
 
 
 def list_folder(root: Path) -> FileListing:
-    return list_places(write_files(root, IMAGES), walk_files(root))
+    return list_locations(write_files(root, IMAGES), walk_files(root))
 
 
 def list_archive(path: Path, content: bytes) -> FileListing:
-    return list_places(path, walk_files(write(path, content)))
+    return list_locations(path, walk_files(write(path, content)))
 
 
 MAKERS = {
@@ -41,7 +43,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_every_kind_of_place_reads_alike(tmp_path, kind):
+def test_listing_reads_same_samples_from_every_container(tmp_path, kind):
     listing: Source = MAKERS[kind](tmp_path)
     assert isinstance(listing, FileListing)
     expected = sorted(IMAGES)  # by class, then by name
@@ -56,7 +58,7 @@ def test_every_kind_of_place_reads_alike(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_many_threads_read_at_once(tmp_path, kind):
+def test_listing_reads_from_many_threads(tmp_path, kind):
     listing = MAKERS[kind](tmp_path)
     wanted = [i % len(listing) for i in range(400)]
     with ThreadPoolExecutor(8) as pool:
@@ -68,13 +70,13 @@ def test_many_threads_read_at_once(tmp_path, kind):
     ("kind", "file", "damage", "index", "message"),
     [
         ("folder", "n00/n00_0.JPEG", Path.unlink, 0, r"n00/n00_0\.JPEG: .*No such file"),
-        ("folder", "n00/n00_0.JPEG", lambda path: os.truncate(path, 0), 0, r"n00/n00_0\.JPEG: empty, no image"),
+        ("folder", "n00/n00_0.JPEG", lambda path: os.truncate(path, 0), 0, r"n00/n00_0\.JPEG: empty file"),
         ("tar", "x.tar", lambda path: os.truncate(path, 530), -1, r"x\.tar, byte \d+ "),
         ("tar", "x.tar", Path.unlink, 0, "No such file"),
-        ("stored zip", "x.zip", lambda path: flip(path, 60), 0, r"x\.zip, member 0 \(n00/n00_0\.JPEG\): "),
+        ("stored zip", "x.zip", lambda path: flip_byte(path, 60), 0, r"x\.zip, member 0 \(n00/n00_0\.JPEG\): "),
     ],
 )
-def test_file_that_changed_after_it_was_listed_is_named(tmp_path, kind, file, damage, index, message):
+def test_listing_reports_file_that_changed_after_listing(tmp_path, kind, file, damage, index, message):
     listing = MAKERS[kind](tmp_path)
     damage(tmp_path / file)
     with pytest.raises(DataError, match=message):
@@ -84,33 +86,33 @@ def test_file_that_changed_after_it_was_listed_is_named(tmp_path, kind, file, da
             listing.size_bytes(index)
 
 
-def test_what_is_too_large_for_an_image_is_not_read(tmp_path, monkeypatch):
+def test_listing_rejects_too_large_image(tmp_path, monkeypatch):
     monkeypatch.setattr(listing_module, "MAX_IMAGE_BYTES", 10)
     monkeypatch.setattr(listing_module, "READ_BYTES", 4)
     for kind in ("folder", "tar"):
-        with pytest.raises(DataError, match="no image"):
+        with pytest.raises(DataError, match="image too large"):
             MAKERS[kind](tmp_path).read(0)
 
 
-def test_two_images_of_one_name_are_refused(tmp_path):
+def test_build_rejects_duplicate_names(tmp_path):
     builder = ListingBuilder(tmp_path)
-    builder.add("n0/a.JPEG", "n0", FilePlace(tmp_path / "one"))
-    builder.add("n0/a.JPEG", "n0", FilePlace(tmp_path / "two"))
+    builder.add("n0/a.JPEG", "n0", FileLocation(tmp_path / "one"))
+    builder.add("n0/a.JPEG", "n0", FileLocation(tmp_path / "two"))
     with pytest.raises(DataError, match=r"two images are named n0/a\.JPEG"):
-        builder.finish(["n0"])
+        builder.build(["n0"])
 
 
 @pytest.mark.parametrize("name", ["n0/a\tb.JPEG", "n0/a\nb.JPEG", "n0/\udcff.JPEG"])
-def test_names_that_no_list_can_hold_are_refused(tmp_path, name):
+def test_add_rejects_names_with_control_characters_or_invalid_utf8(tmp_path, name):
     with pytest.raises(DataError, match=r"control character|not UTF-8"):
-        ListingBuilder(tmp_path).add(name, "n0", FilePlace(tmp_path))
+        ListingBuilder(tmp_path).add(name, "n0", FileLocation(tmp_path))
 
 
-def test_the_fingerprint_follows_names_labels_and_archives(tmp_path):
-    places = list(walk_files(write_files(tmp_path, IMAGES)))
-    listing = list_places(tmp_path, places)
-    assert list_places(tmp_path, reversed(places)).fingerprint() == listing.fingerprint()
-    assert list_places(tmp_path, places[:1]).fingerprint() != listing.fingerprint()
+def test_fingerprint_changes_with_names_labels_and_files(tmp_path):
+    locations = list(walk_files(write_files(tmp_path, IMAGES)))
+    listing = list_locations(tmp_path, locations)
+    assert list_locations(tmp_path, reversed(locations)).fingerprint() == listing.fingerprint()
+    assert list_locations(tmp_path, locations[:1]).fingerprint() != listing.fingerprint()
     for changed, file in ((listing, tmp_path / listing.name(2)), (MAKERS["tar"](tmp_path), tmp_path / "x.tar")):
         before = changed.fingerprint()
         assert changed.fingerprint() == before

@@ -1,4 +1,4 @@
-"""Every storage gives back what was written, uses an index that fits, reads around damage; bytes as the originals'."""
+"""Tests of the storage formats: round trips, index files, damage, and byte equality with the original tools."""
 
 import json
 import struct
@@ -16,24 +16,23 @@ from support.builders.data_sets import (
     JPEGS,
     READERS,
     SIDE,
-    flip,
+    flip_byte,
+    make_classify_samples,
+    make_detect_samples,
     make_encoder,
     make_png,
     read_shard,
-    to_classify,
-    to_detect,
     write_shard,
 )
-from trainstone.data.image.inspect import look
+from trainstone.data.image.inspect import read_header
 from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage import records
-from trainstone.data.storage.box_file import box_lines, read_box_file
-from trainstone.data.storage.box_file import make_key as make_box_key
+from trainstone.data.storage.box_file import drop_extension, format_box_lines, read_box_file
 from trainstone.data.storage.folder import make_instances
 from trainstone.data.storage.recordio import RecordIOShard, is_detection
 from trainstone.data.storage.records import Encoded, RecordSource, Shard
 from trainstone.data.storage.tfrecord import TFRecordShard
-from trainstone.data.storage.wds import WdsShard, make_key
+from trainstone.data.storage.wds import WdsShard, format_key
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, read_instances
 from trainstone.formats.files import ByteSpan
@@ -41,15 +40,15 @@ from trainstone.formats.files import ByteSpan
 FILES = {"recordio": "x.rec", "tfrecord": "x.tfrecord", "wds": "x.tar"}
 STORAGES = pytest.mark.parametrize("storage", FILES)
 NAMES = ["plain.jpg", "with space.jpg", "two.dots.jpg", "ünï-日本.jpg", "50%20.jpg", "no-utf8-\udcff.jpg", "no-dot"]
-ODD = {
+UNUSUAL_NAMES = {
     "recordio": ['b/quo"te,comma.jpg', "no-folder", "dot.ted/no-extension"],
     "tfrecord": [],
     "wds": ["dot.ted/x.JPEG", "b/line\nbreak.jpg", "no-folder", "b/.hidden", "long/" * 40 + "x.jpg"],
 }
 
 
-def query_all(path: Path, storage: str, ask: str = "read") -> list[Any]:
-    return read_shard(READERS[storage](path), ask)
+def query_all(path: Path, storage: str, method: str = "read") -> list[Any]:
+    return read_shard(READERS[storage](path), method)
 
 
 def write(folder: Path, storage: str, samples: list[Sample], kind: str = "classify") -> Path:
@@ -58,51 +57,51 @@ def write(folder: Path, storage: str, samples: list[Sample], kind: str = "classi
 
 
 @STORAGES
-def test_classified_images_come_back(tmp_path: Path, storage: str):
-    names = [f"b/{name}" for name in NAMES] + ODD[storage]
+def test_classification_samples_round_trip(tmp_path: Path, storage: str):
+    names = [f"b/{name}" for name in NAMES] + UNUSUAL_NAMES[storage]
     boxes = (Box(1, 0.25, 0.125, 0.75, 0.5), Box(1, 0.1, 0.2, 0.3, 0.4))
     samples = [Sample(name, JPEGS[number % 6], 1, boxes[: number % 3]) for number, name in enumerate(names)]
-    samples += [*to_classify(4), Sample("a/last.png", make_png(), 0)]
+    samples += [*make_classify_samples(4), Sample("a/last.png", make_png(), 0)]
     path = write(tmp_path, storage, samples)
     assert query_all(path, storage) == samples
-    seen = query_all(path, storage, "glance")
-    assert [[label for label, _ in one.labels] for one in seen] == [[sample.label] for sample in samples]
-    assert seen[-2].labels == [(1, ClassName("b"))]
-    assert not any(one.is_detection for one in seen)
+    annotations = query_all(path, storage, "read_annotations")
+    assert [[label for label, _ in one.labels] for one in annotations] == [[sample.label] for sample in samples]
+    assert annotations[-2].labels == [(1, ClassName("b"))]
+    assert not any(one.is_detection for one in annotations)
 
 
 @STORAGES
-def test_what_has_no_class_comes_back(tmp_path: Path, storage: str):
+def test_samples_without_class_round_trip(tmp_path: Path, storage: str):
     values = [(1.0, -2.5, 3.0), (4.0, 0.25), (0.5,)]
     samples = [Sample(f"{n}.jpg", JPEGS[n], values=these) for n, these in enumerate(values)]
     if storage != "recordio":
         samples.append(Sample("none.jpg", JPEGS[0]))
     path = write(tmp_path, storage, samples)
     assert query_all(path, storage) == samples
-    assert [one.labels for one in query_all(path, storage, "glance")] == [[]] * len(samples)
+    assert [one.labels for one in query_all(path, storage, "read_annotations")] == [[]] * len(samples)
 
 
 @STORAGES
-def test_detections_come_back(tmp_path: Path, storage: str):
-    samples = [*to_detect(6), Sample("ünï %.dots.png", make_png(), boxes=BOXES, id=(1 << 63) - 1)]
+def test_detection_samples_round_trip(tmp_path: Path, storage: str):
+    samples = [*make_detect_samples(6), Sample("ünï %.dots.png", make_png(), boxes=BOXES, id=(1 << 63) - 1)]
     path = write(tmp_path, storage, samples, "detect")
     assert query_all(path, storage) == samples
-    seen = query_all(path, storage, "glance")
-    assert [tuple(one.boxes) for one in seen] == [sample.boxes for sample in samples]
-    assert [[label for label, _ in one.labels] for one in seen[:3]] == [[], [0], [0, 1]]
-    assert all(one.is_detection for one in seen)
+    annotations = query_all(path, storage, "read_annotations")
+    assert [tuple(one.boxes) for one in annotations] == [sample.boxes for sample in samples]
+    assert [[label for label, _ in one.labels] for one in annotations[:3]] == [[], [0], [0, 1]]
+    assert all(one.is_detection for one in annotations)
 
 
 BAD_INDEXES = {
-    "recordio": ["", "no index\n", "0\t0\n", "0\t4\n1\t8\n", "0\t0\n1\t99999999\n", "0\t0\n1\t0\n", "0\t-1\n"],
-    "tfrecord": ["", "no index\n", "0 5\n", "0 100\n", "16 1000\n", "0 99999999999\n", "x" * 100],
-    "wds": ["", "no index\n"],
+    "recordio": ["", "not an index\n", "0\t0\n", "0\t4\n1\t8\n", "0\t0\n1\t99999999\n", "0\t0\n1\t0\n", "0\t-1\n"],
+    "tfrecord": ["", "not an index\n", "0 5\n", "0 100\n", "16 1000\n", "0 99999999999\n", "x" * 100],
+    "wds": ["", "not an index\n"],
 }
 
 
 @pytest.mark.parametrize(("storage", "text"), [(storage, text) for storage in FILES for text in BAD_INDEXES[storage]])
-def test_an_index_that_does_not_fit_is_done_without_and_known_to_be_stale(tmp_path: Path, storage: str, text: str):
-    path = write(tmp_path, storage, to_classify(4))
+def test_mismatched_index_is_ignored_and_listed_as_stale(tmp_path: Path, storage: str, text: str):
+    path = write(tmp_path, storage, make_classify_samples(4))
     (index,) = tmp_path.glob("*.idx")
     sound = index.read_text()
     with closing(READERS[storage](path)) as shard:
@@ -112,44 +111,44 @@ def test_an_index_that_does_not_fit_is_done_without_and_known_to_be_stale(tmp_pa
         assert shard.offsets().tolist() == [span.offset for span in shard.file.spans()]
         index.unlink()
         assert list(shard.index_files()) == []
-    assert query_all(path, storage) == to_classify(4)
+    assert query_all(path, storage) == make_classify_samples(4)
 
 
 @STORAGES
 @pytest.mark.parametrize("at", [0, 1])
-def test_records_before_and_behind_a_damaged_place_are_read(tmp_path: Path, storage: str, at: int):
-    spans = write_shard(tmp_path / FILES[storage], make_encoder(storage), to_classify(4))
-    flip(tmp_path / FILES[storage], spans[2].offset + at)  # in a header
+def test_records_before_and_after_damage_are_read(tmp_path: Path, storage: str, at: int):
+    spans = write_shard(tmp_path / FILES[storage], make_encoder(storage), make_classify_samples(4))
+    flip_byte(tmp_path / FILES[storage], spans[2].offset + at)  # in a header
     with closing(READERS[storage](tmp_path / FILES[storage])) as shard:
-        walk = shard.file.spans()
-        assert [next(walk), next(walk)] == spans[:2]
+        found = shard.file.spans()
+        assert [next(found), next(found)] == spans[:2]
         with pytest.raises(DataError, match=f"byte {spans[2].offset}: "):
-            next(walk)
-        assert shard.read(spans[1].offset) == to_classify(4)[1]
+            next(found)
+        assert shard.read(spans[1].offset) == make_classify_samples(4)[1]
         after = shard.file.resync(spans[2].offset)
         assert after is not None
         assert spans[2].offset < after <= spans[3].offset
         assert list(shard.file.spans(after))[-1] == spans[3]
-        with pytest.raises(DataError, match=r"no record starts there|no sample starts there"):
+        with pytest.raises(DataError, match=r"no record starts here|no sample starts here"):
             shard.read(spans[3].end)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> RecordSource:
-    """A split in many files: one number for each sample, few files open, many threads."""
+    """Return a source of 8 records in 4 files."""
     paths, first = [], 0
     for number, size in enumerate((3, 0, 1, 4)):
         paths.append(tmp_path / f"train-{number}")
-        write_shard(paths[-1], make_encoder("tfrecord"), to_classify(size, first))
+        write_shard(paths[-1], make_encoder("tfrecord"), make_classify_samples(size, first))
         first += size
     return RecordSource(paths, TFRecordShard)
 
 
-def test_samples_are_numbered_through_all_files(source: RecordSource):
+def test_record_source_numbers_samples_across_files(source: RecordSource):
     assert len(source) == 8
-    assert [source.read(number) for number in range(8)] == to_classify(8)
+    assert [source.read(number) for number in range(8)] == make_classify_samples(8)
     assert [source.name(number) for number in (0, 3, 7)] == ["a/0000.jpg", "b/0003.jpg", "b/0007.jpg"]
-    assert source.glance(3).labels == [(1, ClassName("b"))]
+    assert source.read_annotations(3).labels == [(1, ClassName("b"))]
     assert (source.locate(0), source.locate(3)) == ((0, 0), (2, 0))
     assert source.where(3) == f"{source.paths[2]}, record 0 at byte 0"
     shard, offset = source.locate(5)
@@ -160,20 +159,22 @@ def test_samples_are_numbered_through_all_files(source: RecordSource):
             source.read(index)
 
 
-def test_threads_may_read_at_once_while_files_come_and_go(source: RecordSource, monkeypatch: pytest.MonkeyPatch):
+def test_record_source_reads_from_threads_while_shards_are_closed(
+    source: RecordSource, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(records, "OPEN_SHARDS", 1)
     numbers = [*range(8)] * 20
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(source.read, numbers)) == to_classify(8) * 20
+        assert list(pool.map(source.read, numbers)) == make_classify_samples(8) * 20
 
 
-def test_recordio_has_the_bytes_and_texts_of_im2rec(tmp_path: Path):
-    samples = [*to_classify(2), Sample("a/boxed.jpg", JPEGS[2], 0, BOXES[:1]), Sample("x.jpg", JPEGS[0])]
+def test_recordio_encoder_matches_im2rec(tmp_path: Path):
+    samples = [*make_classify_samples(2), Sample("a/boxed.jpg", JPEGS[2], 0, BOXES[:1]), Sample("x.jpg", JPEGS[0])]
     spans = write_shard(tmp_path / "train.rec", make_encoder("recordio"), samples)
     data = (tmp_path / "train.rec").read_bytes()
     length = 24 + len(JPEGS[0])
-    head = struct.pack("<II", 0xCED7230A, length) + struct.pack("<IfQQ", 0, 0.0, 0, 0)
-    assert data[: spans[0].size] == head + JPEGS[0] + bytes(-length % 4)
+    header = struct.pack("<II", 0xCED7230A, length) + struct.pack("<IfQQ", 0, 0.0, 0, 0)
+    assert data[: spans[0].size] == header + JPEGS[0] + bytes(-length % 4)
     assert data[spans[1].offset + 8 : spans[1].offset + 32] == struct.pack("<IfQQ", 0, 1.0, 1, 0)
     assert (tmp_path / "train.lst").read_text() == (
         "0\t0.000000\ta/0000.jpg\n1\t1.000000\tb/0001.jpg\n2\t0.000000\ta/boxed.jpg\n3\t-1.000000\tx.jpg\n"
@@ -183,7 +184,7 @@ def test_recordio_has_the_bytes_and_texts_of_im2rec(tmp_path: Path):
     assert read_shard(RecordIOShard(tmp_path / "train.rec"))[3].values == (-1.0,)
 
 
-def test_a_detections_vector_is_that_of_imagedetiter(tmp_path: Path):
+def test_recordio_detection_labels_match_imagedetiter(tmp_path: Path):
     boxes = (Box(7, 0.25, 0.125, 0.75, 0.5, crowd=True),)
     samples = [Sample("x.jpg", JPEGS[0], boxes=boxes, id=42), Sample("y.jpg", JPEGS[0], id=3)]
     spans = write_shard(tmp_path / "train.rec", make_encoder("recordio", "detect"), samples)
@@ -196,18 +197,18 @@ def test_a_detections_vector_is_that_of_imagedetiter(tmp_path: Path):
     assert (tmp_path / "train.lst").read_text().startswith("42\t4.000000\t6.000000\t32.000000\t32.000000\t7.000000\t")
 
 
-def test_order_is_that_of_the_file_and_names_without_a_list_are_numbers(tmp_path: Path):
+def test_recordio_reader_keeps_file_order_and_numbers_names_without_list(tmp_path: Path):
     path = tmp_path / "train.rec"
-    write_shard(path, make_encoder("recordio"), to_classify(4))
+    write_shard(path, make_encoder("recordio"), make_classify_samples(4))
     lines = (tmp_path / "train.idx").read_text().splitlines()
     (tmp_path / "train.idx").write_text("\n".join(reversed(lines)))
-    assert read_shard(RecordIOShard(path)) == to_classify(4)
+    assert read_shard(RecordIOShard(path)) == make_classify_samples(4)
     (tmp_path / "train.lst").unlink()
     assert [sample.name for sample in read_shard(RecordIOShard(path))] == [f"{number:08d}.jpg" for number in range(4)]
-    assert read_shard(RecordIOShard(path), "glance")[0].labels == [(0, ClassName(""))]
+    assert read_shard(RecordIOShard(path), "read_annotations")[0].labels == [(0, ClassName(""))]
 
 
-def test_which_vectors_are_detections():
+def test_is_detection_recognises_label_vectors():
     nan, inf = float("nan"), float("inf")
     for labels in ((4, 6, 32, 32), (2, 5, 0, 0.1, 0.1, 0.2, 0.2), (4, 5, 1, 1, 0, 0.1, 0.1, 0.2, 0.2)):
         assert is_detection(tuple(map(float, labels)))
@@ -216,15 +217,15 @@ def test_which_vectors_are_detections():
 
 
 @pytest.mark.parametrize(
-    ("storage", "file", "beside"),
+    ("storage", "file", "sidecars"),
     [
         ("recordio", "train_3.rec", ("train_3.idx", "train_3.lst", "train_3-boxes.csv")),
         ("tfrecord", "train-00000-of-01024", ("idx/train-00000-of-01024.idx",)),
         ("tfrecord", "train.0_of_4.tfrecord", ("train.0_of_4.idx",)),
     ],
 )
-def test_shards_have_their_own_files_beside_them(storage: str, file: str, beside: tuple[str, ...]):
-    assert make_encoder(storage).sidecars(Shard("train", file, 0, 1)) == beside
+def test_sidecars_are_named_after_their_shard(storage: str, file: str, sidecars: tuple[str, ...]):
+    assert make_encoder(storage).sidecars(Shard("train", file, 0, 1)) == sidecars
 
 
 @pytest.mark.parametrize(
@@ -241,11 +242,11 @@ def test_shards_have_their_own_files_beside_them(storage: str, file: str, beside
         ("a\u2003b.jpg", "a%e2%80%83b"),
     ],
 )
-def test_webdatasets_keys_have_no_dots_and_no_spaces(name: str, key: str):
-    assert make_key(name) == key
+def test_format_key_escapes_dots_and_spaces(name: str, key: str):
+    assert format_key(name) == key
 
 
-def test_members_are_image_label_and_the_rest(tmp_path: Path):
+def test_wds_encoder_writes_image_label_and_json(tmp_path: Path):
     samples = [Sample("a/x.jpg", JPEGS[0], 7, BOXES[:1]), Sample("y.png", make_png(), id=5, values=(0.5,))]
     write_shard(tmp_path / "train.tar", make_encoder("wds"), samples)
     with tarfile.open(tmp_path / "train.tar") as tar:
@@ -256,7 +257,7 @@ def test_members_are_image_label_and_the_rest(tmp_path: Path):
     assert json.loads(found["y%2epng.json"]) == {"name": "y.png", "id": 5, "values": [0.5]}
 
 
-def test_the_index_is_that_of_dali(tmp_path: Path):
+def test_wds_index_matches_dali(tmp_path: Path):
     samples = [Sample("a/x.jpg", JPEGS[0], 7), Sample("b/long name.jpg", JPEGS[1], 1)]
     spans = write_shard(tmp_path / "train.tar", make_encoder("wds"), samples)
     head, first, second = (tmp_path / "train.idx").read_text().splitlines()
@@ -280,28 +281,28 @@ def test_the_index_is_that_of_dali(tmp_path: Path):
         ({"a b.jpg": JPEGS[0], "a b.cls": b"1"}, Sample("a b.jpg", JPEGS[0], 1)),  # no index can describe it
     ],
 )
-def test_tars_of_others_are_read(tmp_path: Path, files: dict[str, bytes], sample: Sample):
+def test_wds_reader_supports_tars_of_other_tools(tmp_path: Path, files: dict[str, bytes], sample: Sample):
     (tmp_path / "x.tar").write_bytes(make_tar(files))
     (tmp_path / "x.idx").write_text("something")
     assert read_shard(WdsShard(tmp_path / "x.tar"))[0] == sample
     folder = sample.name.rpartition("/")[0]
     with closing(WdsShard(tmp_path / "x.tar")) as shard:
-        assert shard.glance(0).labels == ([] if sample.label is None else [(sample.label, ClassName(folder))])
+        assert shard.read_annotations(0).labels == ([] if sample.label is None else [(sample.label, ClassName(folder))])
         assert len(list(shard.index_files())) == (" " not in sample.name)
 
 
-def test_a_sample_that_lacks_what_the_others_have_is_not_told_before_a_damaged_place(tmp_path: Path):
-    spans = write_shard(tmp_path / "train.tar", make_encoder("wds"), to_classify(4))
-    flip(tmp_path / "train.tar", spans[2].end - 1024)  # the header of its last member
+def test_wds_spans_report_damaged_header_instead_of_incomplete_sample(tmp_path: Path):
+    spans = write_shard(tmp_path / "train.tar", make_encoder("wds"), make_classify_samples(4))
+    flip_byte(tmp_path / "train.tar", spans[2].end - 1024)  # the header of its last member
     with closing(WdsShard(tmp_path / "train.tar")) as shard:
-        walk = shard.file.spans()
-        assert [next(walk), next(walk)] == spans[:2]
+        found = shard.file.spans()
+        assert [next(found), next(found)] == spans[:2]
         with pytest.raises(DataError, match=f"byte {spans[2].end - 1024}: "):
-            next(walk)
+            next(found)
 
 
 def encode(kind: str, sample: Sample, number: int = 0, storage: str = "folder") -> Encoded:
-    return make_encoder(storage, kind).encode(sample, number, look(sample.image))
+    return make_encoder(storage, kind).encode(sample, number, read_header(sample.image))
 
 
 @pytest.mark.parametrize(
@@ -310,39 +311,37 @@ def encode(kind: str, sample: Sample, number: int = 0, storage: str = "folder") 
         ("x.jpg", JPEGS[0], "x.jpg"),
         ("b/x.jpg", JPEGS[0], "x.jpg"),
         ("other/below/x.jpg", JPEGS[0], "x.jpg"),
-        ("x", JPEGS[0], "x.jpg"),  # without an ending it gets that of what it is
+        ("x", JPEGS[0], "x.jpg"),  # without an extension it gets that of its format
         ("img.v2", make_png(), "img.v2.png"),
     ],
 )
-def test_an_image_goes_into_its_class_folder(name: str, image: bytes, file: str):
+def test_folder_encoder_names_image_in_class_folder(name: str, image: bytes, file: str):
     assert encode("classify", Sample(name, image, 1)) == Encoded(f"b/{file}", (image,), "", f"b/{file}")
 
 
 @pytest.mark.parametrize(
     ("storage", "kind", "sample", "message"),
     [
-        ("folder", "classify", Sample("x.jpg", JPEGS[0]), "x.jpg has no class"),
-        ("folder", "classify", Sample("x.jpg", JPEGS[0], 2), "label 2, but there are 2 classes"),
-        ("folder", "classify", Sample("x.jpg", JPEGS[0], -1), "label -1, but there are 2 classes"),
-        ("folder", "detect", Sample("x.jpg", JPEGS[0], boxes=(Box(2, 0, 0, 1, 1),)), "label 2, but there are 2"),
-        ("tfrecord", "classify", Sample("x.jpg", JPEGS[0], 2), "label 2, but there are 2 classes"),
-        ("tfrecord", "detect", Sample("x.jpg", JPEGS[0], boxes=(Box(-1, 0, 0, 1, 1),)), "label -1, but there are 2"),
+        ("folder", "classify", Sample("x.jpg", JPEGS[0]), "x.jpg has no class label"),
+        ("folder", "classify", Sample("x.jpg", JPEGS[0], 2), "invalid label 2: the data set has 2 classes"),
+        ("folder", "classify", Sample("x.jpg", JPEGS[0], -1), "invalid label -1: the data set has 2 classes"),
+        ("folder", "detect", Sample("x.jpg", JPEGS[0], boxes=(Box(2, 0, 0, 1, 1),)), "invalid label 2"),
+        ("tfrecord", "classify", Sample("x.jpg", JPEGS[0], 2), "invalid label 2: the data set has 2 classes"),
+        ("tfrecord", "detect", Sample("x.jpg", JPEGS[0], boxes=(Box(-1, 0, 0, 1, 1),)), "invalid label -1"),
         ("recordio", "classify", Sample("a\tb.jpg", JPEGS[0], 1), "without tabs and line breaks"),
     ],
 )
-def test_what_a_storage_has_no_place_for_is_refused_before_it_is_written(
-    storage: str, kind: str, sample: Sample, message: str
-):
+def test_encode_rejects_samples_that_the_format_cannot_store(storage: str, kind: str, sample: Sample, message: str):
     with pytest.raises(DataError, match=message):
         encode(kind, sample, storage=storage)
 
 
-def test_detections_become_cocos_annotations(tmp_path: Path):
+def test_folder_encoder_writes_detections_as_coco_annotations(tmp_path: Path):
     encoder = make_encoder("folder", "detect")
     samples = [Sample("below/x y.ü%.jpg", JPEGS[0], boxes=BOXES, id=139), Sample("empty.png", make_png(5, 3))]
     made = [encode("detect", sample, number) for number, sample in enumerate(samples)]
     assert [(one.name, one.buffers) for one in made] == [(s.name, (s.image,)) for s in samples]
-    text = encoder.finish("".join(encoder.lines(one, ByteSpan(0, 1))[0] for one in made), 2)
+    text = encoder.format_sidecar("".join(encoder.sidecar_lines(one, ByteSpan(0, 1))[0] for one in made), 2)
     assert encoder.sidecars(Shard("train", "train", 0, 2)) == ("annotations/instances_train.json",)
     (tmp_path / "x.json").write_text(text)
     instances = read_instances(tmp_path / "x.json")
@@ -358,7 +357,7 @@ def test_detections_become_cocos_annotations(tmp_path: Path):
     assert [category["name"] for category in document["categories"]] == ["a", "b"]
 
 
-def test_cocos_own_classes_get_cocos_own_numbers():
+def test_make_instances_uses_coco_category_ids_for_coco_classes():
     classes = [ClassName(name) for name in NAME_OF_ID.values()]
     instances = make_instances([[1, "x.jpg", 10, 10, [[79, 0, 0, 1, 1, 0]]]], classes)
     assert instances.annotations[0].category_id == 90
@@ -370,24 +369,24 @@ def read_boxes(folder: Path, text: str) -> dict:
     return read_box_file(folder / "train-boxes.csv")
 
 
-def test_box_files_have_four_decimals_as_the_original_wrote_and_more_where_needed():
+def test_format_box_lines_has_four_decimals_or_more_if_needed():
     boxes = [Box(0, 0.25, 0.0, 0.5, 1.0), Box(0, 1 / 3, 0.1, 0.99999, 0.2)]
-    assert box_lines("n01/x.JPEG", boxes) == (
+    assert format_box_lines("n01/x.JPEG", boxes) == (
         "n01/x.JPEG,0.2500,0.0000,0.5000,1.0000\nn01/x.JPEG,0.3333333333333333,0.1000,0.99999,0.2000\n"
     )
     for name in ("line\nbreak.jpg", "line\rbreak.jpg"):
-        with pytest.raises(DataError, match="no place for a line break"):
-            box_lines(name, [Box(0, 0, 0, 1, 1)])
+        with pytest.raises(DataError, match="line breaks are not allowed"):
+            format_box_lines(name, [Box(0, 0, 0, 1, 1)])
 
 
 @pytest.mark.parametrize(
     "name", ["a/x.jpg", "a/with space.jpg", 'a/quo"te,comma.jpg', "ünï%.two.jpg", "\udcff.jpg", "x"]
 )
-def test_boxes_that_are_written_are_read(tmp_path: Path, name: str):
+def test_box_file_round_trip(tmp_path: Path, name: str):
     boxes = [Box(3, 1 / 3, 0.1, 0.7, 0.2), Box(3, 0.0, 0.0, 1.0, 1.0)]
-    text = box_lines("first.jpg", boxes[:1]) + box_lines(name, boxes)
-    assert read_boxes(tmp_path, text)[make_box_key(name)] == tuple(tuple(box[1:5]) for box in boxes)
+    text = format_box_lines("first.jpg", boxes[:1]) + format_box_lines(name, boxes)
+    assert read_boxes(tmp_path, text)[drop_extension(name)] == tuple(tuple(box[1:5]) for box in boxes)
 
 
-def test_a_box_thinner_than_the_decimals_is_passed_over(tmp_path: Path):
+def test_read_box_file_skips_boxes_without_area(tmp_path: Path):
     assert read_boxes(tmp_path, "x.jpg,0.1,0.2,0.1,0.3\ny.jpg,0,0,1,1\n\n") == {"y": ((0.0, 0.0, 1.0, 1.0),)}

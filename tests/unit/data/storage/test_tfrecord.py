@@ -1,4 +1,4 @@
-"""TFRecord: the feature sets of the originals, those of other people, and those that say something impossible."""
+"""Tests of TFRecord features: those of the original tools, those of other tools, and invalid ones."""
 
 from contextlib import closing
 from pathlib import Path
@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from support.builders.data_sets import BOXES, JPEGS, SIDE, make_encoder, make_png, read_shard, to_classify, write_shard
-from trainstone.data.image.inspect import look
-from trainstone.data.sample import Box, ClassName, Sample, shorten
+from support.builders.data_sets import (
+    BOXES,
+    JPEGS,
+    SIDE,
+    make_classify_samples,
+    make_encoder,
+    make_png,
+    read_shard,
+    write_shard,
+)
+from trainstone.data.image.inspect import read_header
+from trainstone.data.sample import Box, ClassName, Sample, shorten_float
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.errors import DataError
 from trainstone.formats.tfrecord import (
@@ -18,22 +27,22 @@ from trainstone.formats.tfrecord import (
     decode_example,
     encode_example,
     float_feature,
-    frame,
+    frame_record,
     int64_feature,
 )
 
 
 def features_of(kind: str, sample: Sample) -> dict[str, Feature]:
-    (buffer,) = make_encoder("tfrecord", kind).encode(sample, 17, look(sample.image)).buffers
+    (buffer,) = make_encoder("tfrecord", kind).encode(sample, 17, read_header(sample.image)).buffers
     return decode_example(buffer[12:-4], "x")
 
 
 def read_features(path: Path, features: dict[str, Feature], method: str = "read") -> Any:
-    path.write_bytes(frame(encode_example(features)))
+    path.write_bytes(frame_record(encode_example(features)))
     return read_shard(TFRecordShard(path), method)[0]
 
 
-def test_imagenets_features_are_those_of_build_imagenet_data():
+def test_classify_features_match_build_imagenet_data():
     sample = Sample("n01/n01_1.JPEG", JPEGS[0], 0, (BOXES[0], Box(0, 0.0, 0.5, 1.0, 0.875)))
     assert features_of("classify", sample) == {
         "image/height": int64_feature(SIDE),
@@ -54,7 +63,7 @@ def test_imagenets_features_are_those_of_build_imagenet_data():
     }
 
 
-def test_without_boxes_their_lists_are_there_and_empty():
+def test_classify_features_have_empty_lists_without_boxes():
     features = features_of("classify", Sample("x.png", make_png(5, 3), 1))
     for edge in ("xmin", "xmax", "ymin", "ymax"):
         assert features[f"image/object/bbox/{edge}"] == float_feature()
@@ -65,12 +74,12 @@ def test_without_boxes_their_lists_are_there_and_empty():
     assert features["image/class/text"] == bytes_feature(b"")
 
 
-def test_cocos_features_are_those_of_create_tfrecord():
+def test_detect_features_match_create_tfrecord():
     sample = Sample("000000000139.jpg", JPEGS[0], boxes=BOXES, id=139)
     features = features_of("detect", sample)
     edges = features.pop("image/object/bbox")
     assert edges.kind == "float"
-    assert [shorten(edge) for edge in edges.values] == [0.25, 0.125, 0.75, 0.5, 0.1, 0.2, 0.3, 0.4]
+    assert [shorten_float(edge) for edge in edges.values] == [0.25, 0.125, 0.75, 0.5, 0.1, 0.2, 0.3, 0.4]
     assert features == {
         "image/fname": bytes_feature(b"000000000139.jpg"),
         "image/encoded": bytes_feature(JPEGS[0]),
@@ -82,7 +91,7 @@ def test_cocos_features_are_those_of_create_tfrecord():
     }
 
 
-def test_areas_are_written_in_pixels_where_one_is_known_and_read_again(tmp_path: Path):
+def test_areas_round_trip_in_pixels(tmp_path: Path):
     boxes = (BOXES[0]._replace(area=0.0625), BOXES[1])
     sample = Sample("a.jpg", JPEGS[0], boxes=boxes, id=1)
     features = features_of("detect", sample)
@@ -92,21 +101,21 @@ def test_areas_are_written_in_pixels_where_one_is_known_and_read_again(tmp_path:
     assert read.boxes[0] == boxes[0]
 
 
-def test_the_object_detection_apis_areas_are_read(tmp_path: Path):
+def test_read_supports_areas_of_detection_api(tmp_path: Path):
     none = [None, None]
-    for areas, image, message in [((-1, 256), JPEGS[0], [None, 0.25]), ((), JPEGS[0], none), ((3, 4), b"torn", none)]:
+    for areas, image, expected in [((-1, 256), JPEGS[0], [None, 0.25]), ((), JPEGS[0], none), ((3, 4), b"torn", none)]:
         features = {**DETECTION_API, "image/object/area": float_feature(*areas), "image/encoded": bytes_feature(image)}
-        assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == message
+        assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == expected
 
 
 @pytest.mark.parametrize("place", ["idx/x.tfrecord.idx", "x.tfrecord.idx", "x.idx"])
-def test_the_index_is_that_of_tfrecord2idx_and_used_wherever_people_put_it(tmp_path: Path, place: str, monkeypatch):
-    spans = write_shard(tmp_path / "x.tfrecord", make_encoder("tfrecord"), to_classify(3))
+def test_index_matches_tfrecord2idx_and_is_used_from_usual_places(tmp_path: Path, place: str, monkeypatch):
+    spans = write_shard(tmp_path / "x.tfrecord", make_encoder("tfrecord"), make_classify_samples(3))
     assert (tmp_path / "x.idx").read_text() == "".join(f"{span.offset} {span.size}\n" for span in spans)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / "x.idx").rename(tmp_path / place)
     with closing(TFRecordShard(tmp_path / "x.tfrecord")) as shard:
-        monkeypatch.setattr(TFRecordFile, "spans", lambda *_: pytest.fail("walked through the file"))
+        monkeypatch.setattr(TFRecordFile, "spans", lambda *_: pytest.fail("read the whole file"))
         assert shard.offsets().tolist() == [span.offset for span in spans]
 
 
@@ -119,10 +128,10 @@ SLIM = {
 }
 
 
-def test_tf_slims_labels_begin_at_0(tmp_path: Path):
+def test_read_tf_slim_labels_start_at_0(tmp_path: Path):
     sample = read_features(tmp_path / "x.tfrecord", SLIM)
     assert (sample.label, sample.name, sample.image) == (0, "x.tfrecord-0.jpg", JPEGS[0])
-    assert read_features(tmp_path / "x.tfrecord", SLIM, "glance").labels == [(0, ClassName(""))]
+    assert read_features(tmp_path / "x.tfrecord", SLIM, "read_annotations").labels == [(0, ClassName(""))]
 
 
 DETECTION_API = {
@@ -138,13 +147,13 @@ DETECTION_API = {
 }
 
 
-def test_the_object_detection_apis_boxes_are_read(tmp_path: Path):
+def test_read_supports_boxes_of_detection_api(tmp_path: Path):
     sample = read_features(tmp_path / "x.tfrecord", DETECTION_API)
     assert (sample.name, sample.label) == ("street.jpg", None)
     assert sample.boxes == (Box(3, 0.1, 0.3, 0.2, 0.4), Box(1, 0.5, 0.0, 0.75, 1.0))
-    for odd in ({}, {"image/object/name": int64_feature(1, 2)}):  # names that are no text are passed over
-        glance = read_features(tmp_path / "x.tfrecord", {**DETECTION_API, **odd}, "glance")
-        assert glance.labels == [(3, ClassName("zebra ü")), (1, ClassName("cat"))]
+    for extra in ({}, {"image/object/name": int64_feature(1, 2)}):  # names that are not text are ignored
+        annotations = read_features(tmp_path / "x.tfrecord", {**DETECTION_API, **extra}, "read_annotations")
+        assert annotations.labels == [(3, ClassName("zebra ü")), (1, ClassName("cat"))]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +165,13 @@ def test_the_object_detection_apis_boxes_are_read(tmp_path: Path):
         *((feature, None) for feature in (bytes_feature(b""), int64_feature(1, 2), int64_feature(), int64_feature(-1))),
     ],
 )
-def test_labels_in_other_forms(tmp_path: Path, label: Feature, read: int | None):
+def test_read_converts_labels_of_other_types(tmp_path: Path, label: Feature, read: int | None):
     features = {"image": bytes_feature(JPEGS[0]), "label": label}
     assert read_features(tmp_path / "x.tfrecord", features).label == read
 
 
 @pytest.mark.parametrize("name", ["image_raw", "image", "jpg", "png", "anything at all"])
-def test_the_image_is_found_by_looking(tmp_path: Path, name: str):
+def test_read_finds_image_by_content(tmp_path: Path, name: str):
     features = {"mask": bytes_feature(b"none"), "several": bytes_feature(JPEGS[1], JPEGS[1]), "label": int64_feature(1)}
     assert read_features(tmp_path / "x.tfrecord", {**features, name: bytes_feature(JPEGS[0])}).image == JPEGS[0]
 
@@ -170,22 +179,28 @@ def test_the_image_is_found_by_looking(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image/encoded": int64_feature(1)}, "no feature is an image; it has image/class/label, image/encoded"),
-        ({"image/object/bbox": float_feature(0, 0, 1)}, "image/object/bbox has 3 numbers, no multiple of 4"),
-        ({"image/object/bbox": bytes_feature(b"0")}, "image/object/bbox holds something that is no number"),
-        ({"image/object/bbox": float_feature(0, 0, 1, float("nan"))}, "holds something that is no number"),
-        ({"image/object/bbox/xmin": float_feature(0.5)}, "boxes with unlike numbers of edges, classes or crowd marks"),
-        ({"image/object/bbox": float_feature(0, 0, 1, 1), "image/object/label": int64_feature(1, 2)}, "unlike numbers"),
-        ({**DETECTION_API, "image/object/area": float_feature(3.0)}, "1 areas of 2 boxes"),
-        ({"label": bytes_feature(b"cat"), "image/class/label": int64_feature()}, "its label is the text 'cat'"),
-        ({"label": bytes_feature(b"1" * 5000), "image/class/label": int64_feature()}, "its label is the text '1"),
-        ({"image/class/values": bytes_feature(b"x")}, "image/class/values holds something that is no number"),
+        ({"image/encoded": int64_feature(1)}, "no feature is an image; features: image/class/label, image/encoded"),
+        ({"image/object/bbox": float_feature(0, 0, 1)}, "image/object/bbox has 3 numbers; a multiple of 4 is required"),
+        ({"image/object/bbox": bytes_feature(b"0")}, "image/object/bbox has a value that is not a finite number"),
+        ({"image/object/bbox": float_feature(0, 0, 1, float("nan"))}, "has a value that is not a finite number"),
+        (
+            {"image/object/bbox/xmin": float_feature(0.5)},
+            "boxes have different numbers of edges, classes or crowd flags",
+        ),
+        (
+            {"image/object/bbox": float_feature(0, 0, 1, 1), "image/object/label": int64_feature(1, 2)},
+            "different numbers",
+        ),
+        ({**DETECTION_API, "image/object/area": float_feature(3.0)}, "1 areas for 2 boxes"),
+        ({"label": bytes_feature(b"cat"), "image/class/label": int64_feature()}, "invalid label 'cat'"),
+        ({"label": bytes_feature(b"1" * 5000), "image/class/label": int64_feature()}, "invalid label '1"),
+        ({"image/class/values": bytes_feature(b"x")}, "image/class/values has a value that is not a finite number"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, changes: dict[str, Feature], message: str):
-    before = frame(encode_example(SLIM))
+def test_read_reports_invalid_features_with_location(tmp_path: Path, changes: dict[str, Feature], message: str):
+    before = frame_record(encode_example(SLIM))
     path = tmp_path / "x.tfrecord"
-    path.write_bytes(before + frame(encode_example({**SLIM, **changes})))
+    path.write_bytes(before + frame_record(encode_example({**SLIM, **changes})))
     with closing(TFRecordShard(path)) as shard, pytest.raises(DataError) as caught:
         shard.read(len(before))
     assert caught.value.message.startswith(f"{path}, record at byte {len(before)}: ")

@@ -1,6 +1,6 @@
-"""Three real ranks that talk through gloo, the same ones started anew to resume, and one that is alone.
+"""Collectives, stop agreement and data parallelism on three real gloo ranks, which then resume.
 
-Then batch norm over ranks, beside torch's own over the whole batch: four real ranks, in pairs and all together.
+Synchronised batch norm on four real ranks, in pairs and all together, compared with torch's over the whole batch.
 """
 
 import copy
@@ -21,7 +21,7 @@ from trainstone.config.schema import ParallelConfig
 from trainstone.engine import sync_batch_norm, torch_errors
 from trainstone.engine.distributed import collectives, data_parallel
 from trainstone.engine.distributed.collectives import World
-from trainstone.engine.distributed.data_parallel import average_buffers, settle_buckets, wrap_model
+from trainstone.engine.distributed.data_parallel import average_buffers, rebuild_buckets, wrap_model
 from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.sync_batch_norm import convert_sync_batch_norm
 from trainstone.errors import ConfigError, MachineError, PeerLostError
@@ -32,8 +32,8 @@ from trainstone.results.steps import StepRecord
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
-# How gradients travel, and how many batches they are gathered over. Each must be resumable bit for bit.
-WAYS: dict[str, tuple[dict[str, Any], int]] = {
+# Settings of the gradient all-reduce, and batches per step. A resumed run must be exact with each.
+SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
     "plain": ({}, 1),
     "static": ({"static_graph": True}, 1),
     "accumulated and compressed": ({"compression": "bf16"}, 2),
@@ -57,16 +57,16 @@ def make_network() -> nn.Sequential:
     )
 
 
-def lose(model: nn.Module, number: int) -> torch.Tensor:
+def compute_loss(model: nn.Module, number: int) -> torch.Tensor:
     numbers = torch.Generator().manual_seed(number)
     images = torch.randn(4, 3, 10, 10, generator=numbers)
     return nn.functional.cross_entropy(model(images), torch.randint(10, (4,), generator=numbers))
 
 
 def train(
-    world: World, parallel: dict[str, Any], accumulate: int = 1, start: State | None = None, settled: bool = True
+    world: World, parallel: dict[str, Any], accumulate: int = 1, start: State | None = None, rebuilt: bool = True
 ) -> dict[str, State]:
-    """Steps 0 to 5, or 3 to 5 from a saved state; the state after steps 2 and 5."""
+    """Train steps 0 to 5, or 3 to 5 from a saved state; return the states after steps 2 and 5."""
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     if start:
@@ -76,15 +76,15 @@ def train(
             tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
     model = wrap_model(network, world, ParallelConfig(**SMALL, **parallel))
     torch.manual_seed(100 + world.rank.number)
-    if settled:
-        settle_buckets(model, lambda: lose(model, 0).backward())
+    if rebuilt:
+        rebuild_buckets(model, lambda: compute_loss(model, 0).backward())
     halfway = start or {}
     for step in range(3 if start else 0, 6):
         torch.manual_seed(1000 * step + world.rank.number)
         for part in range(accumulate):
             last = part == accumulate - 1
             with nullcontext() if last else model.no_sync():
-                (lose(model, 100 * step + 10 * part + world.rank.number) / accumulate).backward()
+                (compute_loss(model, 100 * step + 10 * part + world.rank.number) / accumulate).backward()
         optimizer.step()
         optimizer.zero_grad()
         if step == 2:
@@ -98,14 +98,14 @@ def save_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return {"momenta": momenta, "tensors": [tensor.tolist() for tensor in network.state_dict().values()]}
 
 
-def learned(state: State) -> State:
-    """Without running statistics, which are each rank's own between averages."""
+def drop_statistics(state: State) -> State:
+    """Return the state without running statistics, which differ between ranks until they are averaged."""
     names = make_network().state_dict()
     kept = [values for name, values in zip(names, state["tensors"], strict=True) if "running" not in name]
     return {**state, "tensors": kept}
 
 
-def check_talk(world: World) -> dict[str, Any]:
+def check_messages(world: World) -> dict[str, Any]:
     number = world.rank.number
     norm = nn.BatchNorm2d(2)
     norm.running_mean.fill_(number)
@@ -115,52 +115,52 @@ def check_talk(world: World) -> dict[str, Any]:
     collectives.barrier(world)
     rows = collectives.gather_rows(world, torch.full((2 * number, 2), float(number)))
     return {
-        "place": [world.rank, str(world.device), world.alone],
+        "place": [world.rank, str(world.device), world.is_single_rank],
         "gathered": collectives.gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
         "rows": rows if rows is None else rows.tolist(),
-        "heard": collectives.broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None),
+        "received": collectives.broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None),
         "norm": [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)],
     }
 
 
 def check_agreement(world: World) -> list[list[int]]:
-    """Rank 0 has enough at step 1, rank 1 gets a signal at step 2, rank 2 a NaN and a checkpoint due at step 3."""
+    """Rank 0 requests the end at step 1, rank 1 gets a signal at step 2, rank 2 a NaN and a checkpoint at step 3."""
     signals, known = StopSignals(), []
     agreement = StopAgreement(world, signals)
     for step in range(5):
         now = (step, world.rank.number)
         signals.received = "SIGTERM" if now == (2, 1) else None
         loss = math.nan if now == (3, 2) else 1.0
-        agreement.look(StepRecord(step, 0, 0.0, 0.0, 0.1, 4, loss, 0.1), enough=now == (1, 0), checkpoint=now == (3, 2))
+        agreement.update(StepRecord(step, 0, 0.0, 0.0, 0.1, 4, loss, 0.1), end=now == (1, 0), checkpoint=now == (3, 2))
         known.append(list(agreement.agreed))
     agreement.finish()
     return [*known, list(agreement.agreed)]
 
 
 def check_gradients(world: World) -> dict[str, Any]:
-    """Gradients of one backward, wrapped in several ways, beside the mean of every rank's own."""
+    """Return the gradients of one backward for each compression, and the mean of all ranks' own gradients."""
     found = {}
     for compression in ("none", "fp16", "bf16"):
         network = make_network().eval()
         with torch.no_grad():
             network[0].weight.add_(world.rank.number)  # wrapping makes them equal again
         model = wrap_model(network, world, ParallelConfig(**SMALL, compression=compression))
-        lose(model, world.rank.number).backward()
+        compute_loss(model, world.rank.number).backward()
         found[compression] = network[0].weight.grad.flatten().tolist()
     own = make_network().eval()
-    lose(own, world.rank.number).backward()
+    compute_loss(own, world.rank.number).backward()
     dist.all_reduce(own[0].weight.grad)
     found["mean"] = (own[0].weight.grad / world.rank.world).flatten().tolist()
     return found
 
 
-def check_settling(world: World) -> dict[str, Any]:
-    """What settle_buckets leaves behind: nothing."""
+def check_rebuild(world: World) -> dict[str, Any]:
+    """Check that rebuild_buckets restores weights, gradients and random state."""
     network = make_network()
     model = wrap_model(network, world, ParallelConfig(**SMALL))
     before = [tensor.tolist() for tensor in network.state_dict().values()]
     torch.manual_seed(5)
-    settle_buckets(model, lambda: lose(model, 0).backward())
+    rebuild_buckets(model, lambda: compute_loss(model, 0).backward())
     drawn = torch.rand(3).tolist()
     torch.manual_seed(5)
     return {
@@ -170,15 +170,15 @@ def check_settling(world: World) -> dict[str, Any]:
     }
 
 
-def talk_and_train(folder: str) -> Any:
-    """All checks of one world; rank 2 dies at the end, rank 0 answers for all."""
+def check_and_train(folder: str) -> Any:
+    """Run all checks on three ranks; rank 2 exits at the end, rank 0 returns the answers of all."""
     with join_world(ParallelConfig(**SMALL)) as world:
         found = {
-            "talk": check_talk(world),
+            "messages": check_messages(world),
             "agreement": check_agreement(world),
             "gradients": check_gradients(world),
-            "settling": check_settling(world),
-            "trained": {name: train(world, *way) for name, way in WAYS.items()},
+            "rebuild": check_rebuild(world),
+            "trained": {name: train(world, *setting) for name, setting in SETTINGS.items()},
         }
         answers = collectives.gather(world, found)
         if answers:
@@ -197,9 +197,9 @@ def talk_and_train(folder: str) -> Any:
 def resume(folder: str) -> Any:
     saved = json.loads(Path(folder, "checkpoint.json").read_text())
     with join_world(ParallelConfig(**SMALL)) as world:
-        ends = {name: train(world, *way, start=saved[name]["halfway"])["end"] for name, way in WAYS.items()}
-        unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False)["end"]
-        return {**ends, "unsettled": unsettled}
+        ends = {name: train(world, *setting, start=saved[name]["halfway"])["end"] for name, setting in SETTINGS.items()}
+        not_rebuilt = train(world, {}, start=saved["plain"]["halfway"], rebuilt=False)["end"]
+        return {**ends, "not_rebuilt": not_rebuilt}
 
 
 @pytest.fixture(scope="module")
@@ -209,12 +209,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def returned(folder: Path) -> list[Any]:
-    return run_ranks(3, talk_and_train, folder, str(folder))
+    return run_ranks(3, check_and_train, folder, str(folder))
 
 
 @pytest.fixture(scope="module")
 def answers(returned: list[Any]) -> list[Any]:
-    """What each rank found."""
+    """The results of each rank."""
     answers: list[Any] = returned[0]["answers"]
     assert len(answers) == 3
     return answers
@@ -225,24 +225,24 @@ def resumed(folder: Path, answers: list[Any]) -> list[Any]:
     return run_ranks(3, resume, folder / "resumed", str(folder))
 
 
-def test_ranks_gather_and_hear(answers: list[Any]):
-    talks = [answer["talk"] for answer in answers]
-    assert [talk["place"] for talk in talks] == [[[number, 3, number], "cpu", False] for number in range(3)]
+def test_gather_and_broadcast_between_ranks(answers: list[Any]):
+    messages = [answer["messages"] for answer in answers]
+    assert [message["place"] for message in messages] == [[[number, 3, number], "cpu", False] for number in range(3)]
     documents = [{"name": "ä" * number, "rank": number, "loss": [1.5, None]} for number in range(3)]
-    assert [talk["gathered"] for talk in talks] == [documents, None, None]
-    assert [talk["rows"] for talk in talks] == [[[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 4, None, None]
-    assert all(talk["heard"] == {"run": "ö", "seed": 3} for talk in talks)
-    # Running statistics are averaged, counters left.
-    assert [talk["norm"] for talk in talks] == [[[1.0, 1.0], [1.0, 4.0], number] for number in range(3)]
+    assert [message["gathered"] for message in messages] == [documents, None, None]
+    assert [message["rows"] for message in messages] == [[[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 4, None, None]
+    assert all(message["received"] == {"run": "ö", "seed": 3} for message in messages)
+    # Running statistics are averaged, counters are not changed.
+    assert [message["norm"] for message in messages] == [[[1.0, 1.0], [1.0, 4.0], number] for number in range(3)]
 
 
-def test_ranks_agree_one_call_later(answers: list[Any]):
+def test_stop_agreement_is_known_one_step_later(answers: list[Any]):
     for answer in answers:
         none, enough, stop = [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]
         assert answer["agreement"] == [none, none, enough, stop, [4, 1, 1, 1], [4, 1, 1, 1]]
 
 
-def test_gradients_are_the_mean_over_ranks(answers: list[Any]):
+def test_wrap_model_averages_gradients(answers: list[Any]):
     found = [answer["gradients"] for answer in answers]
     assert found[0] == found[1] == found[2]
     gradients = {name: torch.tensor(values) for name, values in found[0].items()}
@@ -253,20 +253,22 @@ def test_gradients_are_the_mean_over_ranks(answers: list[Any]):
         assert torch.allclose(gradients[compression], gradients["mean"], atol=error * size)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_resumed_run_is_the_run_that_never_stopped(way: str, answers: list[Any], resumed: list[Any]):
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_resumed_ranks_equal_uninterrupted_ranks(setting: str, answers: list[Any], resumed: list[Any]):
     for straight, again in zip(answers, resumed, strict=True):
-        assert straight["trained"][way]["end"] != straight["trained"][way]["halfway"]
-        assert again[way] == straight["trained"][way]["end"]
-    assert all(learned(again[way]) == learned(resumed[0][way]) for again in resumed)  # all ranks have one model
+        assert straight["trained"][setting]["end"] != straight["trained"][setting]["halfway"]
+        assert again[setting] == straight["trained"][setting]["end"]
+    assert all(
+        drop_statistics(again[setting]) == drop_statistics(resumed[0][setting]) for again in resumed
+    )  # all ranks have the same model
 
 
-def test_settling_leaves_no_trace_and_without_it_a_resumed_run_would_differ(answers: list[Any], resumed: list[Any]):
-    assert [answer["settling"] for answer in answers] == [{"same": True, "gradients": 0, "random": True}] * 3
-    assert learned(resumed[0]["unsettled"]) != learned(answers[0]["trained"]["plain"]["end"])
+def test_rebuild_buckets_keeps_state_and_makes_resume_exact(answers: list[Any], resumed: list[Any]):
+    assert [answer["rebuild"] for answer in answers] == [{"same": True, "gradients": 0, "random": True}] * 3
+    assert drop_statistics(resumed[0]["not_rebuilt"]) != drop_statistics(answers[0]["trained"]["plain"]["end"])
 
 
-def test_a_rank_that_died_is_told(returned: list[Any]):
+def test_dead_rank_is_reported_as_lost_peer(returned: list[Any]):
     assert returned[2] is None
     for answer in returned[:2]:
         message, hint = answer["peer"]
@@ -284,12 +286,12 @@ def test_a_rank_that_died_is_told(returned: list[Any]):
         ("CUDA out of memory", False),
     ],
 )
-def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
+def test_explain_torch_error_recognises_peer_errors(text: str, recognised: bool):
     explained = torch_errors.explain_torch_error(RuntimeError(text))
     assert isinstance(explained, PeerLostError) == recognised
 
 
-def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_place_device_gives_each_rank_its_own_device(monkeypatch: pytest.MonkeyPatch):
     cuda, rank = torch.device("cuda"), Rank(5, 8, 1)
     assert data_parallel.place_device(CPU, rank) == CPU
     assert data_parallel.place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
@@ -297,7 +299,7 @@ def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
         assert data_parallel.place_device(cuda, rank) == torch.device("cuda", index)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(MachineError, match="rank 6 is number 2 on its host, which has 2 CUDA devices"):
+    with pytest.raises(MachineError, match=r"no CUDA device for rank 6 \(local rank 2\): its host has 2 CUDA devices"):
         data_parallel.place_device(cuda, Rank(6, 8, 2))
 
 
@@ -315,14 +317,14 @@ def make_normed() -> nn.Sequential:
 
 
 def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of all ranks, and what their loss weighs outputs with."""
+    """Return the images of all ranks, and the weights of the outputs in their loss."""
     numbers = torch.Generator().manual_seed(11)
     images = torch.randn(sum(COUNTS), 3, 6, 6, generator=numbers) + 1
     return images, torch.randn(sum(COUNTS), 5, 4, 4, generator=numbers)
 
 
 def run_network(network: nn.Module, images: torch.Tensor, weights: torch.Tensor, layout: str) -> dict[str, Any]:
-    """Two steps' worth of forward and backward, without updates: outputs, gradients, running statistics."""
+    """Run forward and backward twice without updates; return outputs, gradients and running statistics."""
     images = images.clone()
     if layout == "channels_last":
         network.to(memory_format=torch.channels_last)
@@ -351,7 +353,7 @@ def run_network(network: nn.Module, images: torch.Tensor, weights: torch.Tensor,
 
 
 def run_half(norm: nn.Module, images: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """Activations of 16 bits, parameters and statistics of 32."""
+    """Run with 16-bit activations and fp32 parameters and statistics."""
     norm.train()
     images = images.to(dtype).requires_grad_()
     output = norm(images)
@@ -386,30 +388,30 @@ def norm_in_ranks() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def spans(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(RANKS, norm_in_ranks, Path(tmp_path_factory.mktemp("span")))
 
 
-def list_parts(spans: list[Any], members: range, case: str, name: str) -> list[torch.Tensor]:
-    return [torch.tensor(spans[number][case][name]) for number in members]
+def list_parts(groups: list[Any], members: range, case: str, name: str) -> list[torch.Tensor]:
+    return [torch.tensor(groups[number][case][name]) for number in members]
 
 
 @pytest.mark.parametrize("bn_ranks", [2, 4])
 @pytest.mark.parametrize("layout", ["fp32", "channels_last"])
-def test_a_span_is_like_one_process_with_the_whole_batch(layout: str, bn_ranks: int, spans: list[Any]):
+def test_sync_batch_norm_equals_batch_norm_on_whole_batch(layout: str, bn_ranks: int, groups: list[Any]):
     case = f"{layout} of {bn_ranks}"
     images, weights = make_batch()
     for members in (range(first, first + bn_ranks) for first in range(0, RANKS, bn_ranks)):
         whole = slice(take_part(members[0]).start, take_part(members[-1]).stop)
-        # In double precision: what both should be.
+        # Reference in double precision.
         network = make_normed().double()
         expected = run_network(network, images[whole].double(), weights[whole].double(), layout)
         for name in ("output", "images", "evaluated"):
-            assert close(torch.cat(list_parts(spans, members, case, name)), expected[name]), name
+            assert close(torch.cat(list_parts(groups, members, case, name)), expected[name]), name
         for name in ("conv", "weight", "bias"):
-            assert close(torch.stack(list_parts(spans, members, case, name)).sum(dim=0), expected[name]), name
+            assert close(torch.stack(list_parts(groups, members, case, name)).sum(dim=0), expected[name]), name
         for number in members:
-            found = spans[number][case]
+            found = groups[number][case]
             assert close(torch.tensor(found["mean"]), expected["mean"])
             assert close(torch.tensor(found["var"]), expected["var"])
             assert found["batches"] == 2
@@ -421,51 +423,53 @@ def close(found: torch.Tensor, expected: Any) -> bool:
     return bool(((found - reference).abs() <= 1e-5 * max(1.0, float(reference.abs().max()))).all())
 
 
-def test_groups_do_not_hear_each_other(spans: list[Any]):
-    pairs = [rank["fp32 of 2"]["mean"] for rank in spans]
+def test_sync_batch_norm_groups_are_independent(groups: list[Any]):
+    pairs = [rank["fp32 of 2"]["mean"] for rank in groups]
     assert pairs[0] == pairs[1] != pairs[2] == pairs[3]
-    assert len({tuple(rank["fp32 of 4"]["mean"]) for rank in spans}) == 1
+    assert len({tuple(rank["fp32 of 4"]["mean"]) for rank in groups}) == 1
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
-def test_activations_of_16_bits_have_statistics_of_32(dtype: torch.dtype, error: float, spans: list[Any]):
+def test_sync_batch_norm_keeps_fp32_statistics_for_16_bit_activations(
+    dtype: torch.dtype, error: float, groups: list[Any]
+):
     images, weights = make_batch()
     activations = make_normed()[0](images).detach()
     expected = run_half(make_normed()[1][0], activations, weights, dtype)
     case, members = f"{dtype} of 4", range(4)
-    found = {name: torch.cat(list_parts(spans, members, case, name)) for name in ("output", "images")}
-    found["weight"] = torch.stack(list_parts(spans, members, case, "weight")).sum(dim=0)
+    found = {name: torch.cat(list_parts(groups, members, case, name)) for name in ("output", "images")}
+    found["weight"] = torch.stack(list_parts(groups, members, case, "weight")).sum(dim=0)
     for name, tensor in found.items():
         reference = torch.tensor(expected[name])
         assert torch.allclose(tensor, reference, atol=error * float(reference.abs().max())), name
-    for rank in spans:  # not rounded to 16 bits
+    for rank in groups:  # not rounded to 16 bits
         assert torch.allclose(torch.tensor(rank[case]["var"]), torch.tensor(expected["var"]), rtol=1e-5)
 
 
-def test_a_large_mean_does_not_hide_the_variance(spans: list[Any]):
+def test_share_statistics_is_exact_with_large_mean(groups: list[Any]):
     images, _ = make_batch()
     moved = torch.cat([images[take_part(number)] + 3000 + number for number in range(RANKS)]).double()
     variance, mean = torch.var_mean(moved, dim=(0, 2, 3), correction=0)
-    for rank in spans:
+    for rank in groups:
         found_mean, found_variance = (torch.tensor(values) for values in rank["far"])
         assert torch.allclose(found_mean.double(), mean, rtol=1e-6)
-        # A square of these, 9 million, is off by up to 0.5 in fp32.
+        # The squares, about 9 million, have an fp32 error of up to 0.5.
         assert torch.allclose(found_variance.double(), variance, rtol=1e-3)
 
 
-def test_a_span_that_does_not_divide_the_ranks_is_refused():
+def test_convert_sync_batch_norm_refuses_group_size_that_does_not_divide_ranks():
     with pytest.raises(ConfigError, match="bn_ranks = 3"):
         convert_sync_batch_norm(make_normed(), World(Rank(0, 4), CPU), 3)
 
 
-def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):
+def test_convert_sync_batch_norm_replaces_all_and_keeps_tensors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trainstone.engine.sync_batch_norm.open_group", lambda world, bn_ranks: object())
     model = build_resnet(18, num_classes=10)
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    spanned = convert_sync_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
-    assert {name: id(tensor) for name, tensor in spanned.state_dict(keep_vars=True).items()} == before
-    assert sum(isinstance(module, sync_batch_norm.SyncBatchNorm2d) for module in spanned.modules()) == count > 10
-    assert not any(module.training for module in spanned.modules())
+    converted = convert_sync_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
+    assert {name: id(tensor) for name, tensor in converted.state_dict(keep_vars=True).items()} == before
+    assert sum(isinstance(module, sync_batch_norm.SyncBatchNorm2d) for module in converted.modules()) == count > 10
+    assert not any(module.training for module in converted.modules())
     images = torch.ones(1, 3, 32, 32)
-    assert torch.equal(copy.deepcopy(spanned)(images), spanned(images))  # evaluation asks no other rank
+    assert torch.equal(copy.deepcopy(converted)(images), converted(images))  # evaluation does not communicate

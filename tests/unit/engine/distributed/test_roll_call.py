@@ -1,6 +1,4 @@
-"""What rank 0 makes of the documents of all ranks (a thousand made-up ones); documents that ranks exchange through the
-store, and the errors of a store that cannot be used.
-"""
+"""Checks of all ranks' documents on rank 0 (a thousand fake ones); documents shared through the store; store errors."""
 
 import json
 import socket
@@ -41,7 +39,7 @@ def compare(documents: dict[int, dict[str, Any]], world: int, arrived: tuple[int
     return roll_call.compare_ranks(store, 45.0, Deadline.after(57), documents)
 
 
-def test_compare_ranks_lists_hosts_of_a_thousand_ranks_in_time():
+def test_compare_ranks_handles_thousand_ranks_quickly():
     documents = make_documents(1000, 8)
     began = time.process_time()
     answer = compare(documents, 1000)
@@ -50,12 +48,12 @@ def test_compare_ranks_lists_hosts_of_a_thousand_ranks_in_time():
     with pytest.raises(LaunchError, match="ranks 500, 999 did not connect to n0:20123 within 45 s") as caught:
         compare(documents, 1000)
     assert len(caught.value.message) < 300
-    # Some 0.1 s: nothing here grows with the square of the ranks.
+    # About 0.1 s: no step is quadratic in the number of ranks.
     assert time.process_time() - began < 5
     assert len(json.dumps(answer)) < 100_000
 
 
-def test_compare_ranks_names_missing_ranks_and_hosts_without_any(monkeypatch: pytest.MonkeyPatch):
+def test_compare_ranks_names_missing_ranks_and_silent_hosts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-2]")
     documents = make_documents(4, 2)
     message = r"ranks 4-6, 8 did not connect to .*; connected: n0 \(0, 1\), n1 \(2, 3\), n9 \(7\)"
@@ -63,12 +61,12 @@ def test_compare_ranks_names_missing_ranks_and_hosts_without_any(monkeypatch: py
         compare(documents, 9, arrived=(7,))
 
 
-def test_compare_ranks_names_a_rank_that_connected_and_hangs():
+def test_compare_ranks_names_rank_that_hangs():
     with pytest.raises(LaunchError, match=r"no answer from n9 \(4\) after connecting to n0:20123"):
         compare(make_documents(4, 2), 5, arrived=(4,))
 
 
-def test_compare_ranks_raises_the_error_of_the_lowest_rank_before_naming_missing_ones():
+def test_compare_ranks_raises_error_of_lowest_rank_first():
     documents = make_documents(4, 2)
     for rank in (2, 3):
         documents[rank]["error"] = roll_call.describe_error(DataError("no /data", hint="get it"))
@@ -78,7 +76,7 @@ def test_compare_ranks_raises_the_error_of_the_lowest_rank_before_naming_missing
     assert caught.value.hint == "get it"
 
 
-def test_list_hosts_uses_loopback_on_one_host_and_the_way_to_others_on_several(monkeypatch: pytest.MonkeyPatch):
+def test_list_hosts_uses_loopback_only_on_single_host(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(roll_call, "list_interfaces", lambda: [LOOPBACK, CARD])
     assert roll_call.list_hosts(make_documents(2, 2))[0]["interface"] == "lo"
     documents = make_documents(2, 1)
@@ -87,28 +85,28 @@ def test_list_hosts_uses_loopback_on_one_host_and_the_way_to_others_on_several(m
     assert [host["interface"] for host in roll_call.list_hosts(documents)] == ["eth0", "eth0"]
     documents[1] |= {"requested": True, "interface": LOOPBACK}
     documents[0] |= {"requested": True, "interface": CARD}
-    with pytest.raises(LaunchError, match=r"rank 1 on n1: network interface lo is loopback, .* are: eth0 \(10.0.0.1\)"):
+    with pytest.raises(LaunchError, match=r"rank 1 on n1: network interface lo .*; interfaces: eth0 \(10.0.0.1\)"):
         roll_call.list_hosts(documents)
     documents[0] |= {"requested": False, "interface": None}
     monkeypatch.setattr(roll_call, "find_route", lambda _address: None)
-    with pytest.raises(LaunchError, match="rank 0 on n0: no way to others"):
+    with pytest.raises(LaunchError, match="rank 0 on n0: no route to other hosts"):
         roll_call.list_hosts(documents)
 
 
-def test_open_store_names_a_port_in_use_and_an_address_without_rank_0():
+def test_open_store_reports_port_in_use_and_unreachable_rank_0():
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = Rendezvous("127.0.0.1", other.getsockname()[1])
-        with pytest.raises(LaunchError, match=r"rank 0 on .* cannot listen at .* another program uses this port"):
+        with pytest.raises(LaunchError, match=r"rank 0 on .* cannot listen at .* the port is in use"):
             store.open_store(Rank(0, 2), address, 5)
-        with pytest.raises(LaunchError, match="what listens there does not answer as rank 0 does"):
+        with pytest.raises(LaunchError, match="the program that listens there is not rank 0"):
             store.open_store(Rank(1, 2), address, 1)
     with pytest.raises(LaunchError, match=r"rank 1 on .* cannot reach rank 0 at .* Connection refused") as caught:
         store.open_store(Rank(1, 2), Rendezvous("127.0.0.1", find_free_port()), 0.1)
-    assert (caught.value.hint or "").startswith("127.0.0.1 is each host itself")
+    assert (caught.value.hint or "").startswith("127.0.0.1 is the local host")
 
 
 def connect_twice_and_wait(over: str) -> dict[str, Any]:
-    """In each rank: connect, disconnect, connect again; then rank 1 is silent until rank 0 has waited for it."""
+    """On each rank: connect, disconnect, connect again; then rank 1 does not answer until rank 0 has timed out."""
     parallel = ParallelConfig(timeout_seconds=1.0, rendezvous_seconds=40.0)
     with join_world(parallel) as world:
         dist.all_reduce(first := torch.ones(1), group=world.control)
@@ -130,7 +128,7 @@ def connect_twice_and_wait(over: str) -> dict[str, Any]:
         return {"sums": [float(first), float(second)], "waited": waited, "bytes": timed.bytes if timed else None}
 
 
-def test_meet_all_twice_works_and_groups_wait_as_long_as_the_recipe_says(tmp_path: Path):
+def test_connect_ranks_twice_and_groups_use_timeout_of_recipe(tmp_path: Path):
     first, second = run_ranks(2, connect_twice_and_wait, tmp_path, str(tmp_path / "over"))
     assert first["sums"] == second["sums"] == [2.0, 2.0]
     assert len(first["waited"]) == 2

@@ -1,4 +1,4 @@
-"""The engine on fake loops, and bench --against within this process: what a command line cannot easily bring about."""
+"""Interleaving on fake loops, and bench --against in this process: cases that a command line can hardly produce."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,11 +26,11 @@ from trainstone.stats.ratio import compare_blocks
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
 OTHER = load_config("resnet50", settings=["train.batch_size=4"])
 StepSeconds = float | Callable[[float], float]
-"""What a step takes, or what it takes at a moment."""
+"""Time of a step, or a function from the clock to it."""
 
 
 class Bench:
-    """Two fake loops on a clock that moves only when they work. `taken` says which arm ran, step by step."""
+    """Two fake loops on a clock that moves only when they run; `taken` lists the arm of each step."""
 
     def __init__(self, step_seconds: dict[str, StepSeconds], *, lag: int = 0, same: bool = False) -> None:
         self.clock = 0.0
@@ -45,7 +45,7 @@ class Bench:
         }
 
     def steps(self, name: str, seconds: StepSeconds, lag: int) -> Iterator[StepRecord]:
-        """Like engine/loop.py: a step is yielded when `lag` more have been begun."""
+        """Like engine/loop.py: a step is yielded when `lag` more have started."""
         pending: list[StepRecord] = []
         for step in itertools.count():
             if step == self.limit:
@@ -68,18 +68,18 @@ class Bench:
         return both
 
 
-def test_the_order_is_a_b_b_a_after_a_warm_up_in_turn():
-    """The step after a change of arm is in no block: six steps a round for four blocks of one step."""
+def test_interleaving_runs_abba_after_warm_up():
+    """The step after a change of arm is in no block: six steps per round for four blocks of one step."""
     bench = Bench({"A": 1.0, "B": 1.0})
     done = bench.run(seconds=30.0)
     assert "".join(bench.taken) == "BA" * WARM_UP_STEPS + "ABBBAA" * 5
     assert "".join(block.arm for block in done.blocks) == "ABBA" * 5
     assert done.blocks[:4] == [Block("A", 5, 1), Block("B", 6, 1), Block("B", 7, 1), Block("A", 7, 1)]
-    short = Bench({"A": 10.0, "B": 10.0}).run(seconds=0.1)  # a round that was begun is finished
+    short = Bench({"A": 10.0, "B": 10.0}).run(seconds=0.1)  # a round that has started is finished
     assert [block.arm for block in short.blocks] == list("ABBA")
 
 
-def test_the_warm_up_takes_its_share_of_the_time_and_not_the_first_step():
+def test_warm_up_takes_its_time_share_without_first_step():
     first = {"A": 500.0, "B": 0.1}
     bench = Bench({name: lambda _clock, name=name: first.pop(name, 0.1) for name in "AB"})
     done = bench.run(seconds=100.0)
@@ -88,7 +88,7 @@ def test_the_warm_up_takes_its_share_of_the_time_and_not_the_first_step():
     assert done.steps_per_block["A"] == 5  # 100 s / 200 blocks / 0.1 s
 
 
-def test_blocks_take_the_same_time_not_the_same_steps():
+def test_plan_blocks_equalises_time_not_steps():
     bench = Bench({"A": 0.01, "B": 0.03})
     done = bench.run(seconds=60.0)
     assert done.steps_per_block == {"A": 30, "B": 10}
@@ -108,8 +108,8 @@ def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_a_block_holds_the_steps_that_were_begun_in_it(lag: int):
-    """However late their times are read: no step of the other arm begins between a block's first and last."""
+def test_block_contains_steps_started_in_it(lag: int):
+    """Even with late times, no step of the other arm starts between a block's first and last step."""
     bench = Bench({"A": 0.01, "B": 0.02}, lag=lag)
     done = bench.run(seconds=8.0)
     assert done.steps_per_block == {"A": 4, "B": 2}
@@ -120,29 +120,29 @@ def test_a_block_holds_the_steps_that_were_begun_in_it(lag: int):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_a_linear_drift_cancels(lag: int):
+def test_linear_drift_cancels_out(lag: int):
     bench = Bench({name: lambda clock: 0.05 * (1 + clock / 60) for name in "AB"}, lag=lag, same=True)
     done = bench.run(seconds=60.0)
-    images, seconds = done.sum_blocks(done.whole_rounds())
+    images, seconds = done.sum_blocks(done.complete_rounds())
     paired = compare_blocks(images, seconds)
     assert seconds[-1] > 1.5 * seconds[0]
-    assert paired.ratio == pytest.approx(0.5, rel=1e-3)  # A has 2 images a step, B 4
+    assert paired.ratio == pytest.approx(0.5, rel=1e-3)  # A has 2 images per step, B 4
 
 
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("after", [1, 2, 7, 10, 13, 16, 40])
-def test_a_stop_is_heard_between_steps_and_leaves_whole_blocks(after: int, lag: int):
+def test_stop_between_steps_leaves_complete_blocks(after: int, lag: int):
     bench = Bench({"A": 1.0, "B": 1.0}, lag=lag)
     done = bench.run(stopped=lambda: len(bench.taken) - 2 * lag >= after, seconds=60.0)
     assert len(bench.taken) <= after + 4 * lag + 1
-    assert len(done.whole_rounds()) % 4 == 0
+    assert len(done.complete_rounds()) % 4 == 0
     for block in done.blocks:
         assert block.first_step + block.num_steps <= len(bench.arms[block.arm].seconds)
 
 
-def test_errors_name_their_arm_and_bugs_stay_bugs():
+def test_prefix_errors_names_arm_but_not_for_bugs():
     def fail(err: BaseException) -> None:
-        with interleave.naming("A"):
+        with interleave.prefix_errors("A"):
             raise err
 
     with pytest.raises(RunError, match=r"^A: out of memory: MPS"):
@@ -181,12 +181,12 @@ def compare(tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch: pytest.MonkeyPatch):
+def test_late_timer_loses_no_step_and_keeps_order(compare, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pair, "choose_timer", lambda _device: LateTimer())
     path = compare("train.batch_size=4")
     steps = {name: read_columns(path / "points" / name / "steps-rank0000.csv") for name in "ab"}
     starts = [(start, name) for name in "ab" for start in steps[name]["start_seconds"]]
-    # The first call of each arm begins three steps at once: what is read late has to be begun before.
+    # With lag 2 the first call of each arm starts three steps.
     assert "".join(name for _, name in sorted(starts)) == "bbbaaababa" + "abbbaa" * 6
     (row,) = read_result(path).comparison.rows
     assert row.ci95 is not None
@@ -201,7 +201,7 @@ class StoppedAtOnce(nullcontext):
         return self
 
 
-def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch):
+def test_comparison_stopped_before_first_step_is_interrupted(compare, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flows, "StopSignals", StoppedAtOnce)
     monkeypatch.setattr(Lifecycle, "check_stop", lambda _life: None)
     path = compare("seed=1")
@@ -213,7 +213,7 @@ def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch)
         assert result.comparison is None
 
 
-def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.MonkeyPatch):
+def test_comparison_stopped_with_enough_rounds_has_outcome(compare, monkeypatch: pytest.MonkeyPatch):
     class StoppedLate(StoppedAtOnce):
         received = None
 
@@ -232,7 +232,7 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     assert parent.findings[-1].message == "stopped by SIGTERM after 6 complete rounds"
 
 
-def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.MonkeyPatch):
+def test_fit_pair_differs_only_in_requested_keys(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "_fits_time", lambda config, device, batch: config.model.depth > 18 or batch <= 2)
     a = make("train.batch_size=auto", "engine.threads=4")
     pair = fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False)
@@ -243,29 +243,29 @@ def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["train.batch_size=1"], r"^B: train.batch_size = 1 with data.image_size = 32"),
+        (["train.batch_size=1"], r"^B: invalid train.batch_size = 1 with data.image_size = 32"),
         (["train.batch_size=2", "engine.nvtx=true"], r"^B: --strict: engine.nvtx needs CUDA"),
-        (["device=cuda:1"], "A asks for cpu, B for cuda:1"),
+        (["device=cuda:1"], "A requests cpu, B requests cuda:1"),
     ],
 )
-def test_errors_of_fitting_name_their_variant(monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str):
+def test_fit_pair_errors_name_variant(monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str):
     monkeypatch.setattr(pair, "choose_device", torch.device)
     with pytest.raises(ConfigError, match=message):
         fit_pair(make("train.batch_size=2"), make(*settings), same_recipe=True, strict=True)
 
 
-def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):
-    """ResNet-18 has 11.7 million parameters: the other one's weights and momentum are 94 MB more."""
+def test_fit_pair_refuses_variants_that_exceed_memory_together(monkeypatch: pytest.MonkeyPatch):
+    """ResNet-18 has 11.7 million parameters: the other variant's weights and momentum need 94 MB more."""
     a = make("train.batch_size=2")
-    alone = fit.needed_bytes(a, torch.device("cpu"), 2)
-    monkeypatch.setattr(pair, "free_bytes", lambda _device: alone + 90 * 10**6)
-    with pytest.raises(RunError, match="out of memory: both in one process"):
+    single = fit.needed_bytes(a, torch.device("cpu"), 2)
+    monkeypatch.setattr(pair, "free_bytes", lambda _device: single + 90 * 10**6)
+    with pytest.raises(RunError, match="out of memory: both variants in one process"):
         fit_pair(a, a, same_recipe=True, strict=False)
-    monkeypatch.setattr(pair, "free_bytes", lambda _device: alone + 100 * 10**6)
+    monkeypatch.setattr(pair, "free_bytes", lambda _device: single + 100 * 10**6)
     fit_pair(a, a, same_recipe=True, strict=False)
 
 
-def test_what_the_machine_made_of_it_is_told():
+def test_describe_unrequested_lists_differences_from_fitting():
     requested = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=auto", "model.depth=34")}
     fitted = {"A": make("train.batch_size=4"), "B": make("train.batch_size=2", "model.depth=34")}
     assert result.describe_unrequested(requested, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]

@@ -26,9 +26,9 @@ from trainstone.engine.training_data import provide_data
 from trainstone.errors import ConfigError
 from trainstone.flows import observation
 from trainstone.flows.evaluate.inference import infer_steps, run_inference
-from trainstone.flows.evaluate.load_weights import open_saved, resolve_config
+from trainstone.flows.evaluate.load_weights import read_saved_weights, resolve_config
 from trainstone.flows.evaluate.run import describe_skipped, open_images, run_eval
-from trainstone.flows.train.start import open_both
+from trainstone.flows.train.start import open_splits
 from trainstone.machine.ranks import SINGLE_RANK, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer, choose_timer
@@ -43,15 +43,15 @@ WORLD = World(SINGLE_RANK, CPU)
 
 
 def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
-    """Evaluate as the command does; the first rank returns where."""
-    saved = open_saved(Path(checkpoint))
+    """Evaluate like `trainstone eval`; rank 0 returns the run folder."""
+    saved = read_saved_weights(Path(checkpoint))
     config = resolve_config(saved, None, ["device=cpu", "engine.threads=1", "loader.threads=1", *settings], {})
     run = create_run(Path(out), "eval", config, "trainstone eval") if read_rank().number == 0 else None
     drain(follow(lambda life: run_eval(life, saved), config, run))
     return str(run.path) if run else None
 
 
-def test_the_result_says_quality_and_where_weights_come_from_and_three_ranks_count_as_one_does(tmp_path: Path):
+def test_run_eval_result_is_the_same_on_one_and_three_ranks(tmp_path: Path):
     checkpoint = make_checkpoint(tmp_path)
     one = read_result(Path(str(evaluate_here(str(checkpoint), str(tmp_path)))))
     assert (one.kind, one.status, one.quality.metric) == ("eval", "ok", "top1")
@@ -75,19 +75,19 @@ def test_the_result_says_quality_and_where_weights_come_from_and_three_ranks_cou
     assert many.verdict == one.verdict
 
 
-def test_a_rest_left_out_is_told_and_not_taken_for_damaged_and_synthetic_data_cannot_be_judged_by():
+def test_describe_skipped_separates_incomplete_batch_from_damaged_images():
     config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_rest=true"])
     opened = SimpleNamespace(source=range(50_000))
-    (found,) = describe_skipped(opened, 49_920, config)  # WMLCE's published accuracies are of so many
-    assert found.message == "80 images not evaluated: they fill no batch of 256 (eval.drop_rest)"
+    (found,) = describe_skipped(opened, 49_920, config)  # WMLCE's published accuracies are of this many
+    assert found.message == "80 images not evaluated: incomplete batch of 256 (eval.drop_rest)"
     assert [one.message.split()[0] for one in describe_skipped(opened, 49_918, config)] == ["80", "2"]
-    with pytest.raises(ConfigError, match="no images to judge by") as refused:
+    with pytest.raises(ConfigError, match="no images to evaluate") as refused:
         open_images(make_config("data.source=synthetic"))
     assert "--data DIR" in str(refused.value.hint)
 
 
 def finish(going: Generator[Any, None, Tensor | None], config: Config) -> EvalScores:
-    return CLASSIFY.finish_eval(config, open_both(config).validation, drain(going)[1])
+    return CLASSIFY.finish_eval(config, open_splits(config).validation, drain(going)[1])
 
 
 def provide(**changes: Any) -> Config:
@@ -97,15 +97,15 @@ def provide(**changes: Any) -> Config:
 
 
 def trained(config: Config, steps: int) -> Task:
-    task = build_task(config, CPU, open_both(config).training)
+    task = build_task(config, CPU, open_splits(config).training)
     drain(train_steps(task, choose_timer(CPU), num_steps=steps))
     return task
 
 
-def test_the_average_is_judged_where_there_is_one():
+def test_evaluate_uses_ema_weights():
     config = provide(train__ema=0.9)
     task = trained(config, 3)
-    validation = open_both(config).validation
+    validation = open_splits(config).validation
     try:
         averaged = finish(evaluate(task, config, validation, WORLD, StopSignals()), config)
         plain = finish(evaluate_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
@@ -117,9 +117,9 @@ def test_the_average_is_judged_where_there_is_one():
     assert averaged.metrics["loss"] != plain.metrics["loss"]
 
 
-def test_the_size_of_a_batch_changes_no_count():
+def test_evaluate_counts_do_not_depend_on_batch_size():
     config = provide()
-    model, validation = build_network(config, CPU), open_both(config).validation
+    model, validation = build_network(config, CPU), open_splits(config).validation
     found = []
     for size in (1, 7, 43, 64):
         sized = config.model_copy(update={"eval": config.eval.model_copy(update={"batch_size": size})})
@@ -131,12 +131,12 @@ def test_the_size_of_a_batch_changes_no_count():
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
+def test_evaluate_stops_before_next_batch_on_signal(ema: float):
     config = provide(train__ema=ema, eval__batch_size=1)
     task, signals, seen = trained(config, 1), StopSignals(), []
     try:
         before = {name: tensor.clone() for name, tensor in task.plain.state_dict().items()}
-        going = evaluate(task, config, open_both(config).validation, WORLD, signals)
+        going = evaluate(task, config, open_splits(config).validation, WORLD, signals)
         for progress in going:
             seen.append(progress.images)
             signals.received = "SIGTERM" if len(seen) == 3 else None
@@ -151,20 +151,20 @@ SYNTHETIC = ("data.source=synthetic", "train.precision=fp32")
 
 
 @pytest.mark.parametrize("kind", [HostTimer, LateTimer])
-def test_a_step_is_the_wait_and_the_forward_pass(kind):
+def test_infer_steps_times_data_wait_and_forward_pass(kind):
     config, ticks = make_config(*SYNTHETIC), itertools.count(0.0, 0.25)
     timer = kind(now=lambda: next(ticks))
     model = make_network(config).eval()
     batches = itertools.repeat((torch.zeros(4, 32, 32, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)))
     steps = list(itertools.islice(infer_steps(model, config, CPU, batches, timer, 0.0), 3))
     assert [step.step for step in steps] == [0, 1, 2]
-    # now, begin, ready, end: four looks at the clock a step
+    # now, begin, ready, end: the clock is read four times per step
     assert [step.start_seconds for step in steps] == [0.0, 1.0, 2.0]
     assert {(step.data_seconds, step.step_seconds, step.images) for step in steps} == {(0.25, 0.5, 4)}
     assert all(math.isnan(step.loss) for step in steps)
 
 
-def test_only_the_forward_pass_is_counted():
+def test_count_step_work_without_backward_counts_forward_pass():
     config = make_config(*SYNTHETIC)
     forward, both = count_step_work(config, 4, backward=False), count_step_work(config, 4)
     assert both.flops / 4 < forward.flops < both.flops / 2
@@ -172,9 +172,9 @@ def test_only_the_forward_pass_is_counted():
 
 
 @pytest.mark.parametrize("source", ["synthetic", "files"])
-def test_a_run_has_what_bench_has(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
+def test_run_inference_writes_complete_bench_result(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
-    saved = open_saved(make_checkpoint(tmp_path / "made"))
+    saved = read_saved_weights(make_checkpoint(tmp_path / "made"))
     settings = ["device=cpu", "engine.threads=1", "loader.threads=1", "measure.iterations=9", f"data.source={source}"]
     if source == "files":
         settings.append(f"data.root={make_set(tmp_path / 'set', 'folder', count=6, val=6)}")

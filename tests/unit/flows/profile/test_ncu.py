@@ -28,7 +28,7 @@ sm__inst_executed_pipe_fma_type_fp16 Counter inst   # of ...
 sm__pipe_tensor_cycles_active      Counter  cycle   # of cycles where tensor pipe was active
 sm__inst_executed_pipe_xu          Counter  inst    # of ...
 """
-# Stands for the real one, which is not here: lists metrics, writes the given CSV, prints, ends with the given code.
+# A fake ncu: lists metrics, writes the given CSV, prints, exits with the given code.
 FAKE = """#!{python}
 import json, os, pathlib, subprocess, sys
 if "--query-metrics" in sys.argv:
@@ -53,7 +53,7 @@ sys.exit({code})
 
 
 class Fake:
-    """A fake ncu on PATH, and the folder of a run that it is for."""
+    """A fake ncu on PATH, and the run folder that it writes to."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.path = folder, folder / "bin/ncu"
@@ -80,7 +80,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return Fake(tmp_path, monkeypatch)
 
 
-def test_a_run_gives_the_use_of_the_cores(fake: Fake):
+def test_run_under_ncu_returns_core_use(fake: Fake):
     fake.write(BEFORE + make_long(), output='{"run_id": "x"}')
     use = fake.run()
     assert use.pipes_percent["fma"] == pytest.approx((1016888 * 40.25 + 3000 * 1.5) / 1020000)
@@ -106,27 +106,27 @@ DENIED = "==ERROR== ERR_NVGPUCTRPERM - The user ...\n"
         (DENIED, "", 1, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
         (DENIED, "", 0, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
         (None, DENIED, 1, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
-        (None, "", 0, MachineError, "ncu has seen no kernel in steps 5 to 6", "CUDA device"),
+        (None, "", 0, MachineError, "ncu recorded no kernel in steps 5 to 6", "CUDA device"),
         ("==WARNING== No kernels were profiled.\n", "", 0, MachineError, "no kernel in steps 5 to 6", "CUDA device"),
         ("==ERROR== Failed to find metric regex:^sm__x\n", "", 1, MachineError, "ncu: Failed to find", "CUDA toolkit"),
         (None, "==ERROR== a driver resource was unavailable", 9, MachineError, "resource", "dcgmi profile --pause"),
-        ("==PROF== Connected\n", "", 0, DataError, "no kernel in .*ncu.csv: it says '==PROF== Connected'", "ncu --csv"),
+        ("==PROF== Connected\n", "", 0, DataError, "ncu.csv: no kernel found; it contains '==PROF== Conn", "ncu --csv"),
         (None, "", 3, DataError, "profiling under ncu: ended with exit code 3", ""),
         (None, "", 77, LaunchError, "profiling under ncu: ended with exit code 77", ""),
         (None, "==ERROR== The application was killed", -9, LaunchError, "SIGKILL", "memory"),
     ],
 )
-def test_failures_are_explained(
+def test_run_under_ncu_explains_failures(
     fake: Fake, csv: str | None, output: str, code: int, kind: type[TrainstoneError], message: str, hint: str
 ):
     fake.write(csv, output=output, code=code)
-    make_tree(fake.folder, {"trace/ncu.csv": make_long()})  # an old file does not pass for the run's
+    make_tree(fake.folder, {"trace/ncu.csv": make_long()})  # an old file must not be read
     with pytest.raises(kind, match=message) as caught:
         fake.run()
     assert hint in (caught.value.hint or "")
 
 
-def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
+def test_signal_stops_ncu_and_its_children(fake: Fake):
     fake.write(make_long(), sleep=True)
 
     def stop() -> None:
@@ -138,16 +138,16 @@ def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
     with pytest.raises(KeyboardInterrupt):
         fake.run()
     stopping.join()
-    assert not (fake.folder / "waited").exists()  # the child was ended, and did not end by itself
+    assert not (fake.folder / "waited").exists()  # the child was killed
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(fake.pid.read_text()))
-        # Its new parent may not have looked yet.
+        # Its new parent may not have reaped it yet.
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_find_ncu_searches_path_then_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(MachineError, match="no ncu on PATH, nor at /usr/local/cuda") as caught:
+    with pytest.raises(MachineError, match="ncu not found on PATH or at /usr/local/cuda") as caught:
         find_ncu(tmp_path)
     assert caught.value.exit_code == 4
     assert "nsight-compute" in (caught.value.hint or "")
@@ -167,7 +167,7 @@ def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monke
         ("RmProfilingAdminOnly: 1", None, False),
     ],
 )
-def test_a_missing_permission_is_seen_before_the_start(
+def test_check_permission_refuses_admin_only_counters(
     tmp_path: Path, params: str | None, capabilities: str | None, refused: bool
 ):
     if params:
@@ -182,7 +182,7 @@ def test_a_missing_permission_is_seen_before_the_start(
     assert "--cap-add=SYS_ADMIN" in (caught.value.hint or "")
 
 
-def test_metrics_are_chosen_that_this_gpu_has(fake: Fake):
+def test_choose_metrics_selects_metrics_of_this_gpu(fake: Fake):
     for listing in ("", "==ERROR== No devices\n\n"):
         fake.write(None, listing=listing)
         assert choose_metrics(str(fake.path)) == [CYCLES, FMA, FP16, TENSOR, SFU]
@@ -190,7 +190,7 @@ def test_metrics_are_chosen_that_this_gpu_has(fake: Fake):
     assert choose_metrics(str(fake.path))[-1] == f"sm__pipe_tensor_cycles_active{PERCENT}"
 
 
-def test_an_ncu_that_cannot_be_run_is_reported(fake: Fake):
+def test_ncu_that_cannot_run_is_reported(fake: Fake):
     fake.path.write_text("#!/nowhere/python\n")
     fake.path.chmod(0o755)
     with pytest.raises(MachineError, match=r"cannot run .*ncu: No such file"):

@@ -11,7 +11,7 @@ from trainstone.config.load import load_config
 from trainstone.errors import MachineError
 from trainstone.flows import observation
 from trainstone.flows.profile import run as profiling
-from trainstone.flows.profile.run import assess_overhead, describe_profiled, plan_window, run_profile
+from trainstone.flows.profile.run import assess_overhead, build_finding, plan_window, run_profile
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import ProfileWindow
@@ -44,7 +44,7 @@ def profile_here(folder: Path, **how: Any) -> tuple[RunFolder, Result]:
     return run, read_result(run.path)
 
 
-def test_a_profile_says_where_the_steps_went(tmp_path: Path):
+def test_run_profile_result_accounts_for_step_time(tmp_path: Path):
     run, result = profile_here(tmp_path, start=7, iterations=3)
     timeline = result.timeline
     assert result.status == "ok"
@@ -57,30 +57,30 @@ def test_a_profile_says_where_the_steps_went(tmp_path: Path):
     assert (run.path / timeline.trace).stat().st_size > 10_000
     assert timeline.trace in result.files
     assert result.verdict.startswith("ResNet-18: operators run for ")
-    # Every step is kept, and the profiled ones do not count.
+    # Every step is recorded, and the profiled ones do not count.
     columns = read_columns(run.path / "steps-rank0000.csv", ("step_seconds",))
     assert len(columns["step_seconds"]) == 7 + 3 + profiling.AFTER_STEPS
     assert timeline.overhead.profiled_steps == 3
-    # Six before the profiler warmed up, five after it; some of them are warm-up.
+    # Six before the profiler's warm-up, five after it; some of them are warm-up of the run.
     assert result.throughput.num_steps + result.throughput.steady_from_step == 6 + profiling.AFTER_STEPS
     (message,) = (found for found in result.findings if found.code == "profiled")
     assert message.message.startswith("steps 7 to 9 were profiled: each took ")
     assert "few-steps" not in [found.code for found in result.findings]
-    # The roofline knows convolutions and the optimiser.
+    # The roofline includes convolutions and the optimiser.
     roofline = timeline.roofline
     assert (roofline.peak_flops, roofline.peak_source, roofline.peak_bytes_per_second) == (1e11, "made up", 1e10)
     assert roofline.covered_share > 0.5
     found = {point.operator: point for point in roofline.operators}
     assert any("fused_sgd" in name for name in found)
     convolutions = [found["aten::convolution"], found["aten::convolution_backward"]]
-    # 20 of them in ResNet-18, and one FLOP count for all: that of the whole run, less the classifier's.
+    # ResNet-18 has 20 convolutions; with the classifier their FLOPs are those of the whole step.
     assert [point.calls for point in convolutions] == [20, 20]
     products = [found[name] for name in ("aten::addmm", "aten::mm") if name in found]
     flops = sum(point.flops for point in convolutions + products)
     assert flops == pytest.approx(2 * result.utilisation.flops_per_image)
 
 
-def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_run_profile_with_late_timer_profiles_requested_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(profiling, "choose_timer", lambda _device: LateTimer())
     run, result = profile_here(tmp_path, start=8, iterations=2)
     assert [step.step for step in result.timeline.steps] == [8, 9]
@@ -91,29 +91,29 @@ def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeyp
     ("start", "lag", "window"),
     [(6, 0, (5, 6, 8)), (0, 0, (0, 0, 2)), (9, 2, (6, 9, 11)), (4, 2, (3, 4, 6)), (0, 2, (3, 3, 5))],
 )
-def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: tuple[int, int, int]):
+def test_plan_window_starts_at_requested_or_earliest_step(start: int, lag: int, window: tuple[int, int, int]):
     assert plan_window(start, lag + 1, 2, LateTimer() if lag else HostTimer()) == ProfileWindow(*window)
 
 
-def test_cores_need_an_nvidia_device(tmp_path: Path):
-    with pytest.raises(MachineError, match="--cores reads the counters of an NVIDIA device by ncu; this run is on cpu"):
+def test_run_profile_cores_needs_nvidia_device(tmp_path: Path):
+    with pytest.raises(MachineError, match=r"--cores needs an NVIDIA GPU .*: this run is on cpu"):
         profile_here(tmp_path, start=3, iterations=1, cores=True)
     (run,) = tmp_path.iterdir()
     assert read_result(run).status == "failed"
 
 
-def test_the_profilers_cost_is_held_against_steps_before_and_after():
+def test_assess_overhead_compares_with_steps_before_and_after():
     seconds = np.array([9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 1.3, 1.2, 1.0, 1.0, 1.0])
     cost = assess_overhead(seconds, ProfileWindow(begin=6, first=7, end=9))
     assert cost.plain_step_seconds == 1.0
     assert cost.profiled_step_seconds == pytest.approx(1.25)
     assert cost.share == pytest.approx(0.25)
     assert (cost.plain_steps, cost.profiled_steps, cost.noise) == (8, 2, 0.0)
-    # A profile that costs much warns of its shares.
+    # A profile with high overhead has a warning.
     seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
     window = ProfileWindow(begin=5, first=5, end=7)
     timeline = make_timeline("cpu").model_copy(update={"overhead": assess_overhead(seconds, window)})
-    message = describe_profiled(timeline, window)
+    message = build_finding(timeline, window)
     assert message.severity == "warning"
     assert "each took 50.0 % longer than 7 steps of this run" in message.message
-    assert "small operators and Python, has a larger share" in message.message
+    assert "the shares of small operators and of Python are overstated" in message.message

@@ -1,5 +1,6 @@
-"""A sweep: lists are split as written and checked before anything runs, the order is shuffled. Its child processes are
-real and need no torch: rows, failures, memory, profiles.
+"""Sweep: flags become checked points in shuffled order; rows, failures, memory and profiles of real child processes.
+
+The child processes do not import torch.
 """
 
 import json
@@ -13,19 +14,19 @@ import pytest
 from support.builders.results import change_result
 from support.builders.sweeps import count_points, plan_small, run_fake, statuses
 from support.processes.command import ROOT
-from trainstone.cli.sweep import check_resumed
+from trainstone.cli.sweep import check_resumable
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, DataError, LaunchError, ResultError, RunError
 from trainstone.flows.sweep import run as launch_sweep
 from trainstone.flows.sweep.plan import (
     BATCH_SIZES,
     SweepPlan,
-    configure,
-    make_plan,
-    name_all,
+    apply_resolved,
+    configure_point,
+    name_files,
     parse_over,
+    plan_from_flags,
     resume_plan,
-    settle,
 )
 from trainstone.flows.sweep.run import find_due
 from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
@@ -44,7 +45,7 @@ CONFIG = load_config("resnet50")
         (" fp32 , bf16 ", ["fp32", "bf16"]),
     ],
 )
-def test_values_of_over_are_toml_or_words(rest: str, values: list):
+def test_parse_over_accepts_toml_or_words(rest: str, values: list):
     assert parse_over(f"augment.area={rest}") == ("augment.area", values)
 
 
@@ -56,14 +57,14 @@ BAD_SIZES = ("", ",", "1,", "a", "0", "-1", "1.5", "auto", "1;2", "9" * 5000, "1
     [
         *((sizes, None, "expected whole numbers above 0 and below 1,000,000,000") for sizes in BAD_SIZES),
         ("1,2,2", None, "batch 2 and batch 2 are the same point"),
-        ("1,2", "train.batch_size=4,8", "same key twice"),
-        (None, "train.precision", "not KEY=VALUE,VALUE"),
-        (None, "=1,2", "not KEY=VALUE,VALUE"),
-        (None, "train.precision=", "not KEY=VALUE,VALUE"),
-        (None, "train.precision=fp32,", "not KEY=VALUE"),
+        ("1,2", "train.batch_size=4,8", "set the same key"),
+        (None, "train.precision", "expected KEY=VALUE,VALUE"),
+        (None, "=1,2", "expected KEY=VALUE,VALUE"),
+        (None, "train.precision=", "expected KEY=VALUE,VALUE"),
+        (None, "train.precision=fp32,", "expected KEY=VALUE"),
         (None, "train.precision=fp32,fp32", "the same point"),
         (None, "train.precison=fp32,bf16", "did you mean train.precision?"),
-        (None, "train=1,2", "it is a section"),
+        (None, "train=1,2", "invalid --over train: this is a section"),
         (None, "train.precision=fp32,fp33", "train.precision = 'fp33'"),
         (None, "optimizer.learning_rate=1,1.0", "are the same point"),
         (None, "data.image_size=2026-01-01,32", "data.image_size"),
@@ -73,14 +74,14 @@ BAD_SIZES = ("", ",", "1,", "a", "0", "-1", "1.5", "auto", "1;2", "9" * 5000, "1
         (None, f"seed=1,{'[' * 5000}", "seed"),
     ],
 )
-def test_bad_lists_are_refused_before_anything_runs(sizes: str | None, over: str | None, words: str):
+def test_plan_from_flags_refuses_invalid_lists(sizes: str | None, over: str | None, words: str):
     with pytest.raises(ConfigError, match=re.escape(words)) as caught:
-        make_plan(CONFIG, sizes, over)
+        plan_from_flags(CONFIG, sizes, over)
     assert len(caught.value.message) < (300 if sizes is not None else 6000)
 
 
-def test_the_default_is_the_originals_shuffled_by_the_seed():
-    plans = [make_plan(CONFIG.model_copy(update={"seed": seed}), None, None) for seed in (0, 0, 1)]
+def test_plan_from_flags_default_sizes_are_shuffled_by_seed():
+    plans = [plan_from_flags(CONFIG.model_copy(update={"seed": seed}), None, None) for seed in (0, 0, 1)]
     assert plans[0].sweep.key == "train.batch_size"
     assert tuple(plans[0].sweep.values) == BATCH_SIZES == (1, 2, 4, 8, 16, 32, 64, 96, 128)
     orders = [[point.value for point in plan.points] for plan in plans]
@@ -89,31 +90,31 @@ def test_the_default_is_the_originals_shuffled_by_the_seed():
     assert [point.order for point in plans[0].points] == list(range(1, 10))
 
 
-def test_two_lists_are_a_product():
+def test_plan_from_flags_with_two_lists_is_product():
     plan = plan_small("1,2", "train.precision=fp32,bf16")
     assert plan.sweep.num_points == len(plan.points) == 4
     assert plan.labels[0] == "batch 1, train.precision fp32"
     assert {point.name for point in plan.points} >= {"batch_1_train.precision_bf16"}
     point = next(p for p in plan.points if p.label == "batch 2, train.precision bf16")
-    config = configure(plan.config, plan.sweep, point)
+    config = configure_point(plan.config, plan.sweep, point)
     assert (config.train.batch_size, config.train.precision) == (2, "bf16")
 
 
-def test_file_names_are_safe_and_differ():
-    assert name_all(["batch 1", "a/b ../c", "a b ..c", "x", "X"]) == ["batch_1", "a_b_.._c", "a_b_..c", "x", "X-4"]
-    assert name_all(["/", "..", "é"]) == ["point", "point-1", "point-2"]
+def test_name_files_returns_safe_unique_names():
+    assert name_files(["batch 1", "a/b ../c", "a b ..c", "x", "X"]) == ["batch_1", "a_b_.._c", "a_b_..c", "x", "X-4"]
+    assert name_files(["/", "..", "é"]) == ["point", "point-1", "point-2"]
 
 
-def test_later_points_take_over_what_the_first_settled():
+def test_apply_resolved_copies_autos_of_first_point():
     plan = plan_small("1,2")
     resolved = load_config("resnet50", settings=["device=cpu", "train.precision=bf16", "engine.threads=3"])
-    settled = settle(plan.config, plan.sweep, resolved)
+    settled = apply_resolved(plan.config, plan.sweep, resolved)
     assert (settled.train.precision, settled.engine.threads) == ("bf16", 3)
-    assert settled.train.batch_size == plan.config.train.batch_size  # it is what is swept
+    assert settled.train.batch_size == plan.config.train.batch_size  # the swept key
     assert settled.seed == plan.config.seed
 
 
-def test_a_whole_sweep(monkeypatch, tmp_path: Path):
+def test_sweep_writes_complete_result(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2,4")
     run = run_fake(monkeypatch, plan, tmp_path)
     result = read_result(run.path)
@@ -125,7 +126,7 @@ def test_a_whole_sweep(monkeypatch, tmp_path: Path):
     assert all((run.path / point.run / "result.json").is_file() for point in result.points)
     assert result.devices[0].images_per_second is None
     assert result.sweep.fits[0].fixed_seconds == pytest.approx(0.02)
-    # The first settled the precision for all
+    # The first point resolved the precision for all
     assert result.config["train"]["precision"] == "fp32"
     log = read_timehistory(run.path / "original/throughput_data/batch_4.log")
     assert [(one.first_step, one.last_step) for one in log] == [(0, 10), (10, 20), (20, 30), (30, 40)]
@@ -133,7 +134,7 @@ def test_a_whole_sweep(monkeypatch, tmp_path: Path):
     assert log[0].stamp is not None
 
 
-def test_out_of_memory_is_a_result_and_larger_ones_are_not_tried(monkeypatch, tmp_path: Path):
+def test_sweep_skips_larger_points_after_out_of_memory(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2,64,128,256")
     full = next(point.value for point in plan.points if point.value >= 64)
     larger = {point.value for point in plan.points if point.value > full}
@@ -150,10 +151,10 @@ def test_out_of_memory_is_a_result_and_larger_ones_are_not_tried(monkeypatch, tm
 
 
 @pytest.mark.parametrize(("rises", "status"), [(True, "out_of_memory"), (False, "failed"), (None, "out_of_memory")])
-def test_a_sigkill_is_memory_where_the_kernel_says_so_or_cannot_be_asked(monkeypatch, tmp_path, rises, status):
+def test_sigkill_counts_as_out_of_memory_unless_kernel_counters_deny_it(monkeypatch, tmp_path, rises, status):
     counted = iter(range(100))
     counters = {True: lambda: {"vmstat": next(counted)}, False: lambda: {"vmstat": 7}, None: dict}
-    monkeypatch.setattr(launch_sweep, "count_kills", counters[rises])
+    monkeypatch.setattr(launch_sweep, "count_oom_kills", counters[rises])
     run = run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_2="kill")
     row = read_result(run.path).sweep.rows[1]
     assert row.status == status
@@ -164,7 +165,7 @@ def test_a_sigkill_is_memory_where_the_kernel_says_so_or_cannot_be_asked(monkeyp
     ("happens", "code", "note"),
     [("loss", 6, "the loss of step 3 is nan"), ("own", 2, "train.batch_size = 1 is too small")],
 )
-def test_another_failure_is_a_row_and_the_sweep_goes_on(monkeypatch, tmp_path: Path, happens, code, note):
+def test_sweep_records_failed_point_and_continues(monkeypatch, tmp_path: Path, happens, code, note):
     plan = plan_small("1,2,4")
     first = plan.points[0].value
     run = run_fake(monkeypatch, plan, tmp_path, **{f"batch_{first}": happens})
@@ -177,7 +178,7 @@ def test_another_failure_is_a_row_and_the_sweep_goes_on(monkeypatch, tmp_path: P
     assert failed.message == f"1 of 3 points failed: batch {first}: {note}"
 
 
-def test_the_same_fault_of_two_points_ends_the_sweep(monkeypatch, tmp_path: Path):
+def test_sweep_ends_after_same_error_in_two_points(monkeypatch, tmp_path: Path):
     with pytest.raises(DataError, match="no data set"):
         run_fake(monkeypatch, plan_small(None, "seed=1,2,3"), tmp_path, batch_auto="data")
     (path,) = tmp_path.iterdir()
@@ -185,7 +186,7 @@ def test_the_same_fault_of_two_points_ends_the_sweep(monkeypatch, tmp_path: Path
     assert count_points(path) == 2
 
 
-def test_the_same_fault_of_two_points_with_a_common_value_does_not_end_the_sweep(monkeypatch, tmp_path: Path):
+def test_sweep_continues_after_same_error_in_points_with_common_value(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2", "seed=1,2")
     plan = replace(plan, points=sorted(plan.points, key=lambda point: point.value))
     run = run_fake(monkeypatch, plan, tmp_path, batch_1="data")
@@ -193,9 +194,9 @@ def test_the_same_fault_of_two_points_with_a_common_value_does_not_end_the_sweep
 
 
 @pytest.mark.parametrize(("happens", "error"), [("memory", RunError), ("loss", RunError), ("kill", LaunchError)])
-def test_without_any_number_the_sweep_fails_as_its_points_did(monkeypatch, tmp_path, happens, error):
-    monkeypatch.setattr(launch_sweep, "count_kills", lambda: {"vmstat": 7})
-    with pytest.raises(error, match="no point has a number"):
+def test_sweep_without_measured_point_fails_with_error_of_points(monkeypatch, tmp_path, happens, error):
+    monkeypatch.setattr(launch_sweep, "count_oom_kills", lambda: {"vmstat": 7})
+    with pytest.raises(error, match="no point was measured"):
         run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_1=happens, batch_2=happens)
     (path,) = tmp_path.iterdir()
     result = read_result(path)
@@ -207,43 +208,41 @@ def test_without_any_number_the_sweep_fails_as_its_points_did(monkeypatch, tmp_p
     ("over", "found"),
     [
         ("data.image_size=64,96", {64: "out_of_memory", 96: "not_tried"}),
-        ("train.accumulate=1,2", {1: "out_of_memory", 2: "out_of_memory"}),  # more of it is no more at once
+        ("train.accumulate=1,2", {1: "out_of_memory", 2: "out_of_memory"}),  # accumulation does not need more memory
         ("seed=1,2", {1: "out_of_memory", 2: "out_of_memory"}),
     ],
 )
-def test_memory_skips_what_is_larger_only_where_larger_takes_memory(
-    monkeypatch, tmp_path: Path, over: str, found: dict
-):
+def test_sweep_skips_larger_values_only_for_keys_that_need_memory(monkeypatch, tmp_path: Path, over: str, found: dict):
     plan = plan_small(None, over)
     rising = replace(plan, points=tuple(sorted(plan.points, key=lambda point: point.value)))
-    with pytest.raises(RunError, match="no point has a number"):
+    with pytest.raises(RunError, match="no point was measured"):
         run_fake(monkeypatch, rising, tmp_path, batch_auto="memory")
     (path,) = tmp_path.iterdir()
     assert statuses(read_result(path)) == found
 
 
-def test_profiles_are_taken_right_after_their_bench(monkeypatch, tmp_path: Path):
+def test_sweep_profiles_point_right_after_its_bench(monkeypatch, tmp_path: Path):
     run = run_fake(monkeypatch, plan_small("1,2,4", profile=True), tmp_path, profile_2="loss")
     result = read_result(run.path)
     rows = {row.value: row for row in result.sweep.rows}
     assert rows[1].compute_utilisation == rows[4].compute_utilisation == 0.9
     assert (rows[2].status, rows[2].profile, rows[2].compute_utilisation) == ("ok", "failed", None)
     assert [f.code for f in result.findings] == ["profile-failed"]
-    assert "no profile of batch 2: the loss of step 3 is nan" in result.findings[0].message
+    assert "no profile for batch 2: the loss of step 3 is nan" in result.findings[0].message
     begun = sorted((run.path / "points").iterdir(), key=lambda path: path.stat().st_mtime)
     assert [read_result(path).kind for path in begun] == ["bench", "profile"] * 3
     assert "batch 4, profile" in [point.label for point in result.points]
 
 
-def test_core_use_is_taken_over_and_its_file_put_where_the_original_had_it(monkeypatch, tmp_path: Path):
+def test_sweep_copies_core_use_to_place_of_original(monkeypatch, tmp_path: Path):
     run = run_fake(monkeypatch, plan_small("1,2", cores=True), tmp_path)
     assert [row.cores_percent for row in read_result(run.path).sweep.rows] == [{"fma": 17.5}] * 2
     for size in (1, 2):
         assert (run.path / f"original/profiled_data_ncu/batch_{size}.csv").read_text() == "of ncu"
 
 
-def test_the_line_in_the_docs_is_as_the_code_writes_it():
-    page = (ROOT / "docs/from/tbd.md").read_text()
+def test_timehistory_line_in_docs_matches_code():
+    page = (ROOT / "docs/how-to/move-from-tbd.md").read_text()
     (line,) = [line for line in page.splitlines() if "TimeHistory: " in line]
     (interval,) = parse_lines([line])
     when = datetime.strptime(f"2026{interval.stamp}", "%Y%m%d %H:%M:%S.%f")
@@ -262,14 +261,14 @@ def stop(run: RunFolder, keep: int = 1) -> Result:
 
 
 def plan_resumed(path: Path) -> SweepPlan:
-    check_resumed(path, [])
+    check_resumable(path, [])
     return resume_plan(path, read_result(path))
 
 
 def test_resumed_sweep_runs_only_what_is_due(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2,4", profile=True)
     run = run_fake(monkeypatch, plan, tmp_path)
-    # As a kill after the bench of the second point leaves it.
+    # The state after a kill following the bench of the second point.
     second, third = plan.points[1].value, plan.points[2].value
     rows = json.loads((run.path / "result.json").read_text())["sweep"]["rows"]
     rows = [row for row in rows if row["value"] != third]
@@ -308,7 +307,7 @@ def test_resumed_sweep_runs_failed_and_lost_points_again(monkeypatch, tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "has come to its end: its status is ok"),
+        ({}, "is complete: its status is ok"),
         ({"status": "running"}, "is still running: process"),
         ({"status": "interrupted", "kind": "bench"}, "is a bench run, not a sweep"),
         ({"status": "interrupted", "sweep": None}, "ended before its points were written"),
@@ -318,7 +317,7 @@ def test_resumed_sweep_runs_failed_and_lost_points_again(monkeypatch, tmp_path: 
         ),
     ],
 )
-def test_resume_refuses_what_is_not_an_unfinished_sweep_of_here(monkeypatch, tmp_path: Path, changes: dict, message):
+def test_resume_refuses_runs_that_are_not_unfinished_local_sweeps(monkeypatch, tmp_path: Path, changes: dict, message):
     run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
     change_result(run.path, **changes)
     with pytest.raises(ResultError, match=message):
@@ -339,13 +338,13 @@ def test_resume_refuses_a_changed_configuration(monkeypatch, tmp_path: Path):
     ):
         assert old in before
         file.write_text(before.replace(old, new))
-        with pytest.raises(ResultError, match="is not what the points of this sweep were run with") as caught:
+        with pytest.raises(ResultError, match="was changed since this sweep was started") as caught:
             plan_resumed(run.path)
         assert message in caught.value.message
         assert caught.value.hint.startswith("restore it, or start again: ")
 
 
-def test_resume_after_a_kill_while_the_first_point_settled_the_configuration(monkeypatch, tmp_path: Path):
+def test_resume_after_kill_between_writing_config_and_result(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2")
     run = run_fake(monkeypatch, plan, tmp_path)
     # config.toml is written before result.json, which then has no machine

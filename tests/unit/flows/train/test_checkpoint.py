@@ -22,16 +22,22 @@ from torch import Tensor
 from support.builders.checkpoints import RUN_ID, STEP, make_checkpoint, make_document, make_network
 from support.builders.checkpoints import make_config as make_demo
 from support.builders.damage import Call
-from support.builders.images import busy
+from support.builders.images import noisy
 from support.builders.images import save as save_image
 from support.builders.training_runs import make_config
 from support.processes.command import LIMIT
 from trainstone.data.splits import open_split
-from trainstone.data.synthetic.generated import find_stored, provide_stored
+from trainstone.data.synthetic.generated import plan_recipe_data, write_recipe_data
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.flows.evaluate.load_weights import SavedWeights, check_weights, load_network, open_saved, resolve_config
+from trainstone.flows.evaluate.load_weights import (
+    SavedWeights,
+    check_weights,
+    load_network,
+    read_saved_weights,
+    resolve_config,
+)
 from trainstone.flows.evaluate.predict import predict
 from trainstone.flows.evaluate.run import export_weights
 from trainstone.flows.train import checkpoint
@@ -62,7 +68,7 @@ def content(path: Path) -> tuple[dict[str, object], dict[str, tuple[str, list[in
     return found.document, tensors
 
 
-def test_what_is_written_is_read_back(sound: Path):
+def test_read_checkpoint_returns_what_was_written(sound: Path):
     assert sound.name == "step-00001234.safetensors"
     found = checkpoint.read_checkpoint(sound)
     assert found.path == sound
@@ -74,7 +80,7 @@ def test_what_is_written_is_read_back(sound: Path):
     assert [path.name for path in sound.parent.iterdir()] == [sound.name]
 
 
-def test_a_cut_anywhere_is_refused(sound: Path):
+def test_read_checkpoint_refuses_file_truncated_anywhere(sound: Path):
     data = sound.read_bytes()
     for length in range(len(data)):
         sound.write_bytes(data[:length])
@@ -82,7 +88,7 @@ def test_a_cut_anywhere_is_refused(sound: Path):
             checkpoint.read_checkpoint(sound)
 
 
-def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
+def test_read_checkpoint_refuses_flipped_bits_that_change_content(sound: Path):
     expected, data = content(sound), sound.read_bytes()
     choose = random.Random(0)
     accepted = 0
@@ -106,7 +112,7 @@ def test_read_checkpoint_refuses_other_tensors_under_the_same_checksum(sound: Pa
         checkpoint.read_checkpoint(sound)
 
 
-def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_find_latest_raises_on_newer_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoint.write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
     with monkeypatch.context() as patch:
         patch.setattr("trainstone.models.weights.FORMAT", FORMAT + 1)
@@ -118,7 +124,7 @@ def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monk
 
 
 def header_of(**changes: object) -> bytes:
-    """A file with one tensor that cannot be."""
+    """Return a safetensors file with one invalid tensor."""
     text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0], **changes}}).encode()
     return struct.pack("<Q", len(text)) + text
 
@@ -144,7 +150,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_read_checkpoint_names_the_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str):
+def test_read_checkpoint_names_file_that_is_not_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "step-00000001.safetensors"
     path.write_bytes(REFUSED[case])
@@ -154,14 +162,14 @@ def test_read_checkpoint_names_the_file_that_is_none(tmp_path: Path, monkeypatch
     assert not Path("touched").exists()
 
 
-def test_read_checkpoint_opens_no_pipe_and_no_folder(tmp_path: Path):
+def test_read_checkpoint_refuses_pipe_and_folder(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", "pipe", "."):
         with pytest.raises(ResultError):
             checkpoint.read_checkpoint(tmp_path / name)
 
 
-def test_checkpoints_are_listed_by_number(tmp_path: Path):
+def test_list_checkpoints_sorts_by_step(tmp_path: Path):
     for step in (9, 100_000_000, 10):
         checkpoint.write_checkpoint(tmp_path, step, {}, {})
     checkpoint.keep_best(tmp_path, 9)
@@ -170,7 +178,7 @@ def test_checkpoints_are_listed_by_number(tmp_path: Path):
     for name in ("step-13.safetensors", "step-00000014.safetensors.ab.partial", f"step-{'9' * 5000}"[:200], "x"):
         (tmp_path / name).touch()
     assert [int(path.stem[5:]) for path in checkpoint.list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
-    # A folder that is not there has none.
+    # A missing folder has no checkpoints.
     assert checkpoint.list_checkpoints(tmp_path / "none") == []
     assert checkpoint.find_latest(tmp_path / "none") == (None, [])
     checkpoint.prune(tmp_path / "none", 1)
@@ -179,27 +187,27 @@ def test_checkpoints_are_listed_by_number(tmp_path: Path):
         checkpoint.list_checkpoints(tmp_path / "file")
 
 
-def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path):
+def test_find_latest_skips_and_reports_damaged_checkpoints(tmp_path: Path):
     paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
     paths[3].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
     found, sentences = checkpoint.find_latest(tmp_path)
     assert found.document["n"] == 2
     assert len(sentences) == 2
-    assert sentences[0] == f"{paths[3]} is empty; passed over"
-    assert "step-00000003.safetensors is cut off" in sentences[1]
+    assert sentences[0] == f"{paths[3]} is empty; skipped"
+    assert "step-00000003.safetensors is truncated" in sentences[1]
     for path in paths[:2]:
         path.write_bytes(b"")
     assert checkpoint.find_latest(tmp_path)[0] is None
     assert len(checkpoint.find_latest(tmp_path)[1]) == 4
 
 
-def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_find_latest_ignores_checkpoint_pruned_while_searching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoint.write_checkpoint(tmp_path, 1, {}, {})
     read = checkpoint.read_tensors
 
     def overtaken(path: Path, error: type[ResultError]):
-        if path.name == "step-00000001.safetensors":  # between listing and reading the run went on
+        if path.name == "step-00000001.safetensors":  # the run continued between listing and reading
             checkpoint.write_checkpoint(tmp_path, 2, {}, {})
             checkpoint.prune(tmp_path, 1)
         return read(path, error)
@@ -210,7 +218,7 @@ def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeyp
     assert sentences == []
 
 
-def test_pruning_keeps_the_latest_and_the_best(tmp_path: Path):
+def test_prune_keeps_latest_and_best(tmp_path: Path):
     paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
     checkpoint.keep_best(tmp_path, 1)
     (tmp_path / "step-00000005.safetensors.0a1b2c3d.partial").write_bytes(b"x")
@@ -225,12 +233,17 @@ def test_pruning_keeps_the_latest_and_the_best(tmp_path: Path):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
+def test_keep_best_replaces_best_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
     if not links:
         monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
     paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2)]
     best = tmp_path / "best.safetensors"
-    for step, path in ((1, paths[0]), (2, paths[1]), (2, paths[1]), (3, paths[1])):  # the same again, and one gone
+    for step, path in (
+        (1, paths[0]),
+        (2, paths[1]),
+        (2, paths[1]),
+        (3, paths[1]),
+    ):  # the same step again, and a step without checkpoint
         checkpoint.keep_best(tmp_path, step)
         assert best.read_bytes() == path.read_bytes()
         assert best.samefile(path) == links
@@ -239,7 +252,7 @@ def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert checkpoint.read_checkpoint(best).document["n"] == 2
 
 
-def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
+def test_write_checkpoint_on_full_disk_keeps_old_file(tmp_path: Path):
     path = checkpoint.write_checkpoint(tmp_path, 1, {"n": 1}, TENSORS)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
@@ -253,7 +266,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-# torch is loaded once; each writer is a fork that is killed in the middle of its work.
+# torch is imported once; each writer is a fork that is killed while it writes.
 WRITERS = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -280,7 +293,7 @@ for turn in (1, 2, 3):
 
 
 @pytest.mark.slow
-def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Path):
+def test_killed_writers_leave_only_intact_checkpoints(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WRITERS, str(folder)]
@@ -318,16 +331,16 @@ def run(task: Task, first_step: int, num_steps: int) -> list[float]:
 
 
 def take(task: Task) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """As a checkpoint keeps it."""
-    tensors = {name: tensor.clone() for name, tensor in checkpoint.take_tensors(task).items()}
-    return tensors, json.loads(json.dumps(checkpoint.take_values(task)))
+    """Return tensors and values as a checkpoint stores them."""
+    tensors = {name: tensor.clone() for name, tensor in checkpoint.collect_tensors(task).items()}
+    return tensors, json.loads(json.dumps(checkpoint.collect_values(task)))
 
 
 @pytest.mark.parametrize("changes", KINDS)
-def test_a_restored_task_goes_on_bit_for_bit(changes: dict[str, Any]):
+def test_restore_continues_training_bit_for_bit(changes: dict[str, Any]):
     whole = make_task(**changes)
     rates = {whole.rate(step) for step in range(8)}
-    assert len(rates) == 8  # past momentum is corrected at each step
+    assert len(rates) == 8  # the rate changes, so momentum is corrected at each step
     run(whole, 0, 4)
     tensors, values = take(whole)
     drawn, losses = torch.rand(3), run(whole, 4, 4)
@@ -340,7 +353,7 @@ def test_a_restored_task_goes_on_bit_for_bit(changes: dict[str, Any]):
     assert [name for name, tensor in expected[0].items() if not tensor.equal(found[0][name])] == []
 
 
-def test_an_adapted_loss_scale_is_remembered():
+def test_restore_loads_dynamic_loss_scale():
     task = make_task(**{"train.precision": "fp16", "train.ema": 0.0})
     run(task, 0, 1)
     state = task.scale.state() | {"scale": 512.0, "_growth_tracker": 5}
@@ -352,13 +365,15 @@ def test_an_adapted_loss_scale_is_remembered():
 
 
 @pytest.mark.parametrize("changes", [{"model.width": 24}, {"model.depth": 34}])
-def test_another_network_is_refused_with_the_first_tensor(changes: dict[str, Any]):
+def test_restore_refuses_other_network_and_names_first_tensor(changes: dict[str, Any]):
     tensors, values = take(make_task())
-    with pytest.raises(ResultError, match=r"^there is of another network or optimiser: \d+ tensors missing, .*first: "):
+    with pytest.raises(
+        ResultError, match=r"^there does not fit this network or optimiser: \d+ tensors missing, .*first: "
+    ):
         checkpoint.restore(make_task(**changes), tensors, values, "there")
 
 
-def test_one_weight_or_statistic_that_is_no_number_is_seen():
+def test_is_finite_detects_infinite_weight_or_statistic():
     model = make_task().plain
     assert checkpoint.is_finite(model)
     for tensor in (list(model.parameters())[-1], next(b for b in model.buffers() if b.is_floating_point())):
@@ -379,8 +394,8 @@ def with_config(folder: Path, **changes) -> Path:
     return make_checkpoint(folder, config=document["config"] | changes)
 
 
-def test_a_checkpoint_gives_its_average_and_where_it_comes_from(tmp_path: Path):
-    saved = open_saved(make_checkpoint(tmp_path))
+def test_read_saved_weights_returns_ema_and_origin_of_checkpoint(tmp_path: Path):
+    saved = read_saved_weights(make_checkpoint(tmp_path))
     assert (saved.step, saved.run_id, saved.averaged, saved.epoch) == (STEP, RUN_ID, True, pytest.approx(2.4))
     assert saved.origin == f"step 12 of {RUN_ID}"
     network = load_network(resolve_config(saved, None, [], {}), CPU, saved)
@@ -388,61 +403,61 @@ def test_a_checkpoint_gives_its_average_and_where_it_comes_from(tmp_path: Path):
     assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in of_seed(1).items())
 
 
-def test_of_a_run_folder_the_best_is_taken_else_the_latest(tmp_path: Path):
-    with pytest.raises(DataError, match="holds no whole checkpoint"):
-        open_saved(tmp_path)
+def test_read_saved_weights_prefers_best_checkpoint_of_run_folder(tmp_path: Path):
+    with pytest.raises(DataError, match="has no intact checkpoint"):
+        read_saved_weights(tmp_path)
     path = make_checkpoint(tmp_path / "checkpoints")
-    assert open_saved(tmp_path).path == path
+    assert read_saved_weights(tmp_path).path == path
     keep_best(tmp_path / "checkpoints", int(path.stem[5:]))
-    assert open_saved(tmp_path).path == path.with_name("best.safetensors")
+    assert read_saved_weights(tmp_path).path == path.with_name("best.safetensors")
 
 
-def test_the_machine_that_trained_is_forgotten(tmp_path: Path):
+def test_resolve_config_resets_machine_settings(tmp_path: Path):
     config = make_document(make_demo())["config"]
     engine = config["engine"] | {"threads": 512}
     path = with_config(tmp_path, device="cuda:7", engine=engine, system="dgx", nodes=16, devices_per_node=8)
-    found = resolve_config(open_saved(path), None, ["seed=3"], {"measure.seconds": 2.0})
+    found = resolve_config(read_saved_weights(path), None, ["seed=3"], {"measure.seconds": 2.0})
     assert (found.device, found.engine.threads, found.system, found.nodes) == ("auto", "auto", None, 1)
     assert (found.seed, found.measure.seconds, found.model.width) == (3, 2.0, 24)
 
 
-def test_a_document_or_configuration_that_makes_no_sense_is_refused(tmp_path: Path):
+def test_invalid_checkpoint_document_or_configuration_is_refused(tmp_path: Path):
     for document in ({"config": 5}, {"config": None}, {"run_id": 7}, {"run_id": None}, {"epoch": "x"}):
-        with pytest.raises(ResultError, match="does not say"):
-            open_saved(make_checkpoint(tmp_path, **document))
+        with pytest.raises(ResultError, match="has invalid metadata"):
+            read_saved_weights(make_checkpoint(tmp_path, **document))
     for config in ({"os": {"system": "x"}}, {"engine": 7}, {"model": []}, {"seed": [[[]]]}):
-        saved = open_saved(with_config(tmp_path, **config))
+        saved = read_saved_weights(with_config(tmp_path, **config))
         with pytest.raises(ConfigError, match="step-00000012"):
             resolve_config(saved, None, [], {})
 
 
-def test_a_network_far_larger_than_the_file_is_refused_before_it_is_built(tmp_path: Path):
+def test_check_weights_refuses_huge_network_before_building_it(tmp_path: Path):
     model = make_document(make_demo())["config"]["model"] | {"num_classes": 10**12}
-    saved = open_saved(with_config(tmp_path, model=model))
+    saved = read_saved_weights(with_config(tmp_path, model=model))
     with pytest.raises(DataError, match="does not fit") as refused:
         check_weights(resolve_config(saved, None, [], {}), saved)
     assert refused.value.hint == "--set model.num_classes=10"
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path):
+def test_check_weights_refuses_nan(tmp_path: Path):
     weights = of_seed(0)
     weights["fc.bias"][3] = float("nan")
     torch.save(weights, tmp_path / "w.pth")
-    saved = open_saved(tmp_path / "w.pth")
-    with pytest.raises(DataError, match=r"1 tensor not of finite numbers, first fc\.bias"):
+    saved = read_saved_weights(tmp_path / "w.pth")
+    with pytest.raises(DataError, match=r"NaN or infinity in 1 tensor, first fc\.bias"):
         check_weights(make_demo(), saved)
 
 
-def test_weights_of_other_tools_need_a_recipe_and_checkpoints_none(tmp_path: Path):
+def test_resolve_config_needs_recipe_only_for_plain_weights(tmp_path: Path):
     torch.save({"state_dict": {f"module.{n}": t for n, t in of_seed(2).items()}}, tmp_path / "w.pth")
-    saved = open_saved(tmp_path / "w.pth")
+    saved = read_saved_weights(tmp_path / "w.pth")
     assert saved.origin == "w.pth"
-    with pytest.raises(ConfigError, match="does not say which network") as refused:
+    with pytest.raises(ConfigError, match="does not name their network") as refused:
         resolve_config(saved, None, [], {})
     assert "--recipe NAME" in str(refused.value.hint)
     check_weights(resolve_config(saved, "demo-classify", ["model.width=24"], {}), saved)
-    with pytest.raises(ConfigError, match="one too many"):
-        resolve_config(open_saved(make_checkpoint(tmp_path)), "resnet50", [], {})
+    with pytest.raises(ConfigError, match="contains its recipe"):
+        resolve_config(read_saved_weights(make_checkpoint(tmp_path)), "resnet50", [], {})
 
 
 @pytest.fixture
@@ -450,12 +465,12 @@ def saved() -> SavedWeights:
     return SavedWeights(Path("w.pth"), make_network(make_demo(), 5).state_dict())
 
 
-def test_damaged_images_are_told_and_others_go_on(tmp_path: Path, saved: SavedWeights):
-    good = save_image(busy(60, 50))
+def test_predict_reports_damaged_images_and_continues(tmp_path: Path, saved: SavedWeights):
+    good = save_image(noisy(60, 50))
     files = {
         "a.jpg": good,
         "cut.jpg": good[: len(good) // 2],
-        "b.png": save_image(busy(40, 70), "PNG"),
+        "b.png": save_image(noisy(40, 70), "PNG"),
         "text.jpg": b"hello",
     }
     for name, data in files.items():
@@ -471,11 +486,11 @@ def test_damaged_images_are_told_and_others_go_on(tmp_path: Path, saved: SavedWe
         assert 0 < sum(scores) <= 1
 
 
-def test_an_image_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: SavedWeights):
+def test_predict_preprocesses_like_evaluation(tmp_path: Path, saved: SavedWeights):
     config = make_demo()
-    for _ in provide_stored(config, 1):
+    for _ in write_recipe_data(config, 1):
         pass
-    opened = open_split(find_stored(config).target, "val")
+    opened = open_split(plan_recipe_data(config).target, "val")
     with CLASSIFY.open_validation(config, opened, CPU) as loader:
         images, _ = next(loader)
         mean = torch.tensor([0.485, 0.456, 0.406]) * 255
@@ -495,19 +510,19 @@ def test_an_image_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: SavedWeig
         assert ours == pytest.approx(share.numpy(), abs=1e-5)
 
 
-def test_exported_weights_are_the_average_and_open_again(tmp_path: Path):
+def test_export_weights_writes_ema_that_can_be_read_again(tmp_path: Path):
     target = tmp_path / "new" / "w.safetensors"
-    saved = open_saved(make_checkpoint(tmp_path))
+    saved = read_saved_weights(make_checkpoint(tmp_path))
     made = export_weights(resolve_config(saved, None, [], {}), saved, target)
     assert (made["averaged"], made["bytes"]) == (True, target.stat().st_size)
     with safe_open(target, framework="pt") as file:
         metadata = file.metadata()
     assert (metadata["recipe"], metadata["run_id"], metadata["step"]) == ("demo-classify", RUN_ID, "12")
     assert len(json.loads(metadata["classes"])) == 10
-    again = open_saved(target)
+    again = read_saved_weights(target)
     check_weights(make_demo(), again)
     assert all(torch.equal(tensor, again.weights[name]) for name, tensor in of_seed(1).items())
     target.write_text("precious")
-    with pytest.raises(ConfigError, match="not written over"):
+    with pytest.raises(ConfigError, match="exists and is not overwritten"):
         export_weights(make_demo(), saved, target)
     assert target.read_text() == "precious"

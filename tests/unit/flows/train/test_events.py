@@ -1,4 +1,4 @@
-"""What a training run does next: a table of the rules, and the schedule compared with counting image by image."""
+"""decide(): a table of the rules; EventSchedule: compared with counting image by image; TrainingState."""
 
 import json
 from dataclasses import replace
@@ -26,8 +26,8 @@ STOP, TIME, SECONDS, NAN = (
 )
 
 
-def make_cadence(*, every: int = 2, at: tuple[float, ...] = (), **checkpoint: Any) -> EventSchedule:
-    """An epoch of 10 steps; 4 epochs; evaluated after epochs 2 and 4; no checkpoints by schedule but the last."""
+def make_schedule(*, every: int = 2, at: tuple[float, ...] = (), **checkpoint: Any) -> EventSchedule:
+    """Build a schedule: 4 epochs of 10 steps; evaluations after epochs 2 and 4; only the last checkpoint."""
     evaluation = EvalConfig(every_epochs=every, at_epochs=at)
     return EventSchedule(
         100, 10, evaluation, StopConfig(epochs=4.0), CheckpointConfig(**{"every_epochs": 0.0, **checkpoint})
@@ -35,7 +35,7 @@ def make_cadence(*, every: int = 2, at: tuple[float, ...] = (), **checkpoint: An
 
 
 def trained(done: int, **others: Any) -> DecisionInputs:
-    """The state right after steps."""
+    """Return the decision inputs right after training steps."""
     return DecisionInputs(done, **{"saved": False, **others})
 
 
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[DecisionInputs, StopDecision, str]] = {
     "when the time is over": (trained(7, evaluated=True), TIME, "checkpoint"),
     "when the target is reached": (trained(7, reached=True), StopDecision(), "checkpoint"),
     "at the last step": (trained(40, evaluated=True), StopDecision(), "checkpoint"),
-    "after an evaluation that a signal broke off": (replace(DecisionInputs(20), saved=False), STOP, "checkpoint"),
+    "after an evaluation that a signal interrupted": (replace(DecisionInputs(20), saved=False), STOP, "checkpoint"),
     "only one by time": (DecisionInputs(10), SECONDS, "train"),
     "only one of the best": (DecisionInputs(20, evaluated=True, is_best=True), SECONDS, "train"),
     "only one while scores are pending": (DecisionInputs(20, pending=20), SECONDS, "train"),
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[DecisionInputs, StopDecision, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_decide_follows_the_rules(case: str):
     state, agreed, expected = CASES[case]
-    assert decide(state, agreed, make_cadence()) == expected
+    assert decide(state, agreed, make_schedule()) == expected
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_decide_follows_the_rules(case: str):
     ],
 )
 def test_decide_follows_the_schedule(changes: dict[str, Any], state: DecisionInputs, expected: Action):
-    assert decide(state, StopDecision(), make_cadence(**changes)) == expected
+    assert decide(state, StopDecision(), make_schedule(**changes)) == expected
 
 
 @st.composite
-def cadences(draw: st.DrawFn) -> EventSchedule:
+def schedules(draw: st.DrawFn) -> EventSchedule:
     every = draw(st.integers(1, 4))
     evaluation = EvalConfig(
         every_epochs=every,
@@ -151,7 +151,7 @@ def cadences(draw: st.DrawFn) -> EventSchedule:
 
 
 def simulate(schedule: EventSchedule) -> tuple[int, set[int], set[int]]:
-    """Take image after image; return the last step, and the steps after which is evaluated and saved."""
+    """Count image by image; return the last step, and the steps that are followed by an evaluation or a checkpoint."""
     evaluation, checkpoint = schedule.eval, schedule.checkpoint
     offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
     part = Fraction(str(checkpoint.every_epochs)) * schedule.images
@@ -177,8 +177,8 @@ def simulate(schedule: EventSchedule) -> tuple[int, set[int], set[int]]:
             return step, evaluated | {step}, saved | {step}
 
 
-@given(cadences())
-def test_it_agrees_with_counting_image_by_image(schedule: EventSchedule):
+@given(schedules())
+def test_event_schedule_equals_counting_images(schedule: EventSchedule):
     last, evaluated, saved = simulate(schedule)
     assert schedule.last_step == last
     steps = range(1, last + 1)
@@ -186,23 +186,23 @@ def test_it_agrees_with_counting_image_by_image(schedule: EventSchedule):
     assert {step for step in steps if schedule.checkpoints_after(step)} == saved
 
 
-RHYTHM, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset": 0, "at_epochs": (4.0, 7.0)}
+EVERY, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset": 0, "at_epochs": (4.0, 7.0)}
 
 
 @pytest.mark.parametrize(
     ("when", "how", "expected"),
     [
-        (RHYTHM, {"epochs": 9.0}, [3, 7]),
-        (RHYTHM, {"epochs": 7.0}, [3, 7]),
-        (RHYTHM, {"epochs": 9.0, "steps": 5}, [3, 5]),  # cut short: as it is then
-        (RHYTHM, {"epochs": 2.0}, [2]),  # or never
+        (EVERY, {"epochs": 9.0}, [3, 7]),
+        (EVERY, {"epochs": 7.0}, [3, 7]),
+        (EVERY, {"epochs": 9.0, "steps": 5}, [3, 5]),  # shortened run: evaluated at its end
+        (EVERY, {"epochs": 2.0}, [2]),  # no other evaluation: evaluated at its end
         (LISTED, {"epochs": 9.0}, [4, 7]),
         (LISTED, {"epochs": 7.0}, [4, 7]),
         (LISTED, {"epochs": 9.0, "steps": 5}, [4, 5]),
         (LISTED, {"epochs": 3.0}, [3]),
     ],
 )
-def test_the_end_is_left_out_only_of_a_whole_run_that_was_judged(when: dict, how: dict, expected: list[int]):
+def test_event_schedule_without_at_end_still_evaluates_shortened_runs(when: dict, how: dict, expected: list[int]):
     schedule = EventSchedule(10, 10, EvalConfig(**when, at_end=False), StopConfig(**how), CheckpointConfig())
     assert [done for done in range(1, schedule.last_step + 1) if schedule.evaluates_after(done)] == expected
 
@@ -212,7 +212,7 @@ def evaluated(step: int, top1: float, seconds: float = 1.0) -> Evaluation:
     return Evaluation(epoch=step / 10, step=step, seconds=seconds, eval_seconds=0.5, metrics=metrics, images=7)
 
 
-def make_course(*evaluations: Evaluation) -> TrainingState:
+def make_state(*evaluations: Evaluation) -> TrainingState:
     run_state = TrainingState("top1", images=100, global_batch=10)
     for one in evaluations:
         run_state.history.append(one)
@@ -224,37 +224,37 @@ def record(step: int, seconds: float, loss: float = 2.0) -> StepRecord:
     return StepRecord(step, 0, 0.0, seconds / 4, seconds, 10, loss, 0.1)
 
 
-def test_course_takes_the_first_of_equal_evaluations_for_the_best_and_any_for_the_target():
-    run_state = make_course(evaluated(10, 0.5), evaluated(20, 0.5))
+def test_training_state_best_is_first_of_equal_evaluations():
+    run_state = make_state(evaluated(10, 0.5), evaluated(20, 0.5))
     assert run_state.best.step == 10
     assert not run_state.is_best_now
-    assert make_course(evaluated(10, 0.5), evaluated(20, 0.6)).is_best_now
-    run_state = make_course(evaluated(10, 0.5))
+    assert make_state(evaluated(10, 0.5), evaluated(20, 0.6)).is_best_now
+    run_state = make_state(evaluated(10, 0.5))
     assert run_state.has_reached(0.5)
     assert not run_state.has_reached(0.51)
     assert not run_state.has_reached(None)
     run_state.add_step(record(10, 0.1))
-    assert run_state.has_reached(0.5)  # a target that was lowered for a resumed run
+    assert run_state.has_reached(0.5)  # an earlier evaluation counts, too
     assert not run_state.evaluated_now
 
 
-def test_quality_is_of_the_evaluation_that_reached_the_target_first():
-    run_state = make_course(evaluated(10, 0.5, 3.0), evaluated(20, 0.7, 6.0), evaluated(30, 0.9, 9.0))
+def test_quality_uses_first_evaluation_that_reached_target():
+    run_state = make_state(evaluated(10, 0.5, 3.0), evaluated(20, 0.7, 6.0), evaluated(30, 0.9, 9.0))
     quality = run_state.quality(EvalConfig(target=0.6))
     assert (quality.value, quality.seconds_to_target) == (0.7, 6.0)
     quality = run_state.quality(EvalConfig(target=0.95))
     assert (quality.value, quality.seconds_to_target, quality.epochs) == (0.9, None, 3.0)
-    assert make_course().quality(EvalConfig()) is None
+    assert make_state().quality(EvalConfig()) is None
 
 
-def test_a_course_goes_on_from_what_it_wrote():
-    run_state = make_course(evaluated(10, 0.5), evaluated(20, 0.7))
+def test_training_state_resumes_from_its_document():
+    run_state = make_state(evaluated(10, 0.5), evaluated(20, 0.7))
     for step in (20, 21):
         run_state.add_step(record(step, 0.5))
     run_state.checkpoint_seconds = 0.25
     document = json.loads(json.dumps(run_state.document()))
     later = TrainingState("top1", 100, 10, starts=2)
-    later.go_on_from(document, "there")
+    later.resume_from(document, "there")
     assert (later.done, later.starts) == (22, 2)
     assert (later.history, later.phases()) == (run_state.history, run_state.phases())
     assert later.clock() >= later.seconds_before == later.saved_at_seconds == document["seconds"]
@@ -263,7 +263,7 @@ def test_a_course_goes_on_from_what_it_wrote():
 @pytest.mark.parametrize(
     "change", [{"step": None}, {"seconds": "soon"}, {"history": [{"step": 1}]}, {"history": 7}, {"train_seconds": [1]}]
 )
-def test_a_document_that_does_not_say_how_far_it_was_is_refused(change: dict[str, object]):
-    document = {**make_course(evaluated(10, 0.5)).document(), **change}
-    with pytest.raises(ResultError, match=r"^there does not say how far the run was"):
-        TrainingState("top1", 100, 10).go_on_from(document, "there")
+def test_training_state_refuses_invalid_document(change: dict[str, object]):
+    document = {**make_state(evaluated(10, 0.5)).document(), **change}
+    with pytest.raises(ResultError, match=r"^there has invalid training progress"):
+        TrainingState("top1", 100, 10).resume_from(document, "there")

@@ -10,9 +10,9 @@ from unittest.mock import ANY, MagicMock, call
 import pytest
 import torch
 
-from support.builders.data_sets import CLASSES, Listed, to_classify, write_set
+from support.builders.data_sets import CLASSES, ListSource, make_classify_samples, write_set
 from support.builders.training_results import make_training, write_training
-from support.builders.training_runs import Learned, assert_same, make_config, read_learned, train_here
+from support.builders.training_runs import TrainedRun, assert_same, make_config, read_trained_run, train_here
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.sample import DataSet, Split
@@ -26,7 +26,7 @@ from trainstone.flows.train import checkpoint, loop
 from trainstone.flows.train import run as train_flow
 from trainstone.flows.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.flows.train.result import has_one_clock
-from trainstone.flows.train.start import list_warnings, open_both
+from trainstone.flows.train.start import list_warnings, open_splits
 from trainstone.flows.train.state import TrainingState
 from trainstone.formats.mllog import parse_line
 from trainstone.machine.ranks import Rank
@@ -47,23 +47,23 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> RunF
 
 def stop_and_resume(
     folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **changes: Any
-) -> tuple[Learned, Learned, Learned]:
-    """Return what an undisturbed run learned, what one stopped after a step had learned then and at its end."""
+) -> tuple[TrainedRun, TrainedRun, TrainedRun]:
+    """Return the results of an uninterrupted run, of a run stopped after a step, and of that run after its resume."""
 
     def act(progress: Progress) -> None:
-        if progress.phase == "training" and progress.step == step - 1:  # a wish is known to all a step later
+        if progress.phase == "training" and progress.step == step - 1:  # a request is known one step later
             os.kill(os.getpid(), signal.SIGTERM)
 
     config = make_config(**(QUICK | changes))
     whole = train_here(config, folder / "whole", monkeypatch)
     run = train_here(config, folder / "stopped", monkeypatch, act=act)
-    stopped = read_learned(run.path)
+    stopped = read_trained_run(run.path)
     train_here(config, run.path, monkeypatch, resume=True)
-    return read_learned(whole.path), stopped, read_learned(run.path)
+    return read_trained_run(whole.path), stopped, read_trained_run(run.path)
 
 
-def pretend(top1: float, loss: float = 0.0, images: int = 11) -> Callable[..., Iterator[Progress]]:
-    """An evaluation of images with so many right ones, whatever the network."""
+def fake_evaluator(top1: float, loss: float = 0.0, images: int = 11) -> Callable[..., Iterator[Progress]]:
+    """Return a fake evaluator with this accuracy and loss."""
 
     def evaluator(*_: Any) -> Any:
         yield Progress("evaluating")
@@ -72,7 +72,7 @@ def pretend(top1: float, loss: float = 0.0, images: int = 11) -> Callable[..., I
     return evaluator
 
 
-def test_an_evaluation_that_a_signal_took_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_resume_runs_evaluation_skipped_by_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 12)
     assert stopped.document["step"] == 12
     assert stopped.evaluated == []
@@ -80,7 +80,7 @@ def test_an_evaluation_that_a_signal_took_is_made_up_for(tmp_path: Path, monkeyp
     assert_same(resumed, whole)
 
 
-def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_signal_interrupts_evaluation_and_resume_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = make_config(**(QUICK | {"eval.batch_size": 1}))
     whole = train_here(config, tmp_path / "whole", monkeypatch)
     evaluated: list[int] = []
@@ -93,16 +93,16 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
 
     run = train_here(config, tmp_path / "stopped", monkeypatch, act=act)
     assert evaluated == [1, 2, 3, 4]
-    stopped = read_learned(run.path)
+    stopped = read_trained_run(run.path)
     assert (stopped.result.status, stopped.document["step"], stopped.evaluated) == ("interrupted", 12, [])
     assert (stopped.result.phases.eval_seconds or 0) > 0
     train_here(config, run.path, monkeypatch, resume=True)
-    assert_same(read_learned(run.path), read_learned(whole.path))
+    assert_same(read_trained_run(run.path), read_trained_run(whole.path))
 
 
-def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_keep_limits_checkpoints_besides_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(loop, "evaluate", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(loop, "evaluate", lambda *_: fake_evaluator(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
@@ -111,7 +111,7 @@ def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monk
     assert run.result.quality.value == 0.4
 
 
-def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_every_seconds_writes_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     written = []
     write = checkpoint.write_checkpoint
     monkeypatch.setattr(checkpoint, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
@@ -120,24 +120,24 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert written == [2, 4, 6, 8, 10, 12]
 
 
-def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "evaluate", pretend(0.0, float("nan")))
-    learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
+def test_nan_validation_loss_is_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "evaluate", fake_evaluator(0.0, float("nan")))
+    learned = read_trained_run(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
     assert [metrics for _, _, _, metrics in learned.evaluated] == [{"top1": 0.0, "top5": 1.0}]
 
 
-def test_more_epochs_go_on_where_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_resume_with_more_epochs_continues_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     constant = {"schedule.name": "constant", "schedule.warm_up_epochs": 0.0}
     run = train(tmp_path / "short", monkeypatch, **{"stop.epochs": 1.0, **constant})
     config = make_config(**(QUICK | constant))
     train_here(config, run.path, monkeypatch, resume=True)
     whole = train_here(config, tmp_path / "whole", monkeypatch)
-    assert_same(read_learned(run.path), read_learned(whole.path))
+    assert_same(read_trained_run(run.path), read_trained_run(whole.path))
 
 
-def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nan_error_names_loss_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(LossScale, "value", 1024.0)
-    message = r"at step \d+ \(learning rate .*, loss scale 1024\); there is no checkpoint yet$"
+    message = r"at step \d+ \(learning rate .*, loss scale 1024\); no checkpoint was written yet$"
     with pytest.raises(RunError, match=message):
         train(tmp_path, monkeypatch, **{"optimizer.learning_rate": 1e12})
     (run,) = tmp_path.iterdir()
@@ -148,7 +148,7 @@ def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.
     sink, on_disk = MagicMock(spec=Sink), []
 
     def note() -> None:
-        """Before a checkpoint: nothing of it may be there yet, but all of its steps."""
+        """Called before a checkpoint: all of its steps must be on disk, but no part of the checkpoint."""
         (run,) = tmp_path.iterdir()
         steps = len(read_columns(run / "steps-rank0000.csv")["step"])
         on_disk.append((steps, len(list_checkpoints(run / "checkpoints"))))
@@ -170,23 +170,23 @@ def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.
 ASYNC = {"eval.async": True, "train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.every_epochs": 0.0}
 
 
-def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_async_evaluation_gives_same_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     late = train(tmp_path / "late", monkeypatch, **ASYNC)
     at_once = train(tmp_path / "once", monkeypatch, **(ASYNC | {"eval.async": False}))
-    first, second = read_learned(late.path), read_learned(at_once.path)
+    first, second = read_trained_run(late.path), read_trained_run(at_once.path)
     assert [one[1:] for one in first.evaluated] == [one[1:] for one in second.evaluated]
     assert [step for _, step, _, _ in first.evaluated] == [3, 6, 9, 12]
     assert all(tensor.equal(second.tensors[name]) for name, tensor in first.tensors.items())
 
 
-def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_async_evaluation_reports_target_one_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.6, 0.9, 0.9])
-    monkeypatch.setattr(loop, "evaluate", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(loop, "evaluate", lambda *_: fake_evaluator(next(found))())
     run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
     quality = run.result.quality
     assert (run.result.status, quality.value, quality.steps) == ("target_reached", 0.6, 9)
     assert [one.step for one in quality.history] == [3, 6]
-    assert next(found) == 0.9  # the third was not begun: it ended before
+    assert next(found) == 0.9  # the third evaluation did not start
     assert read_checkpoint(run.path / "checkpoints/best.safetensors").document["step"] == 6
     events = [parse_line(line) for line in (run.path / "mlperf.log").read_text().splitlines()]
     message = [(one.key, one.metadata.get("epoch_num")) for one in events if one and "epoch_num" in one.metadata]
@@ -196,7 +196,7 @@ def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("step", [3, 5])
-def test_a_run_is_resumed_whose_scores_were_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int):
+def test_resume_with_pending_async_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int):
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, step, **ASYNC)
     assert 3 <= stopped.document["step"] < 12
     assert_same(resumed, whole)
@@ -205,8 +205,8 @@ def test_a_run_is_resumed_whose_scores_were_still_to_come(tmp_path: Path, monkey
 ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
-def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "evaluate", pretend(0.5, images=9))  # two of eleven could not be read
+def test_clock_stops_at_evaluation_that_reached_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "evaluate", fake_evaluator(0.5, images=9))  # two of eleven could not be read
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"
@@ -215,7 +215,7 @@ def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: P
     assert (run.path / "checkpoints/best.safetensors").exists()
 
 
-def test_the_end_is_written_before_the_peak_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_final_status_is_written_before_peak_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen = []
 
     def act(progress: Progress) -> None:
@@ -231,8 +231,8 @@ def test_the_end_is_written_before_the_peak_is_measured(tmp_path: Path, monkeypa
     assert len(early.quality.history) == 1
 
 
-def test_a_start_without_a_step_is_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its step file is lost, and it was stopped in the evaluation that it owed."""
+def test_resumed_start_without_steps_has_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The step file is lost, and a signal interrupts the evaluation that is due first."""
     config = make_config(**ONE_EPOCH, eval__batch_size=1)
 
     def act(progress: Progress) -> None:
@@ -251,7 +251,7 @@ def test_a_start_without_a_step_is_judged_too(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("starts", "times", "counted"), [(1, (0, 1, 2), True), (2, (0, 1, 2), False), (1, (0, 2, 1), False)]
 )
-def test_energy_is_that_of_a_single_start(starts: int, times: tuple[float, ...], counted: bool):
+def test_has_one_clock_only_for_single_start(starts: int, times: tuple[float, ...], counted: bool):
     samples = [TelemetrySample(time_seconds=t, step=0, energy_joules=10.0 * n) for n, t in enumerate(times)]
     assert has_one_clock(TrainingState("top1", 96, 8, starts=starts), samples) == counted
 
@@ -264,31 +264,31 @@ def make_original(root: Path, *settings: str) -> Config:
 
 
 def make_splits(root: Path, *names: str) -> Path:
-    splits = [Split(name, Listed(to_classify(4, 4 * place))) for place, name in enumerate(names)]
+    splits = [Split(name, ListSource(make_classify_samples(4, 4 * place))) for place, name in enumerate(names)]
     return write_set(root, DataSet("classify", "made up", CLASSES, splits, "made-up"), "recordio")
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("train",), "has one split, train: nothing is left to validate with"),
-        (("val",), "has one split, val: nothing is left to validate with"),
-        (("train", "test"), "has no split val; there: train, test"),
+        (("train",), "has only one split, train: validation needs another one"),
+        (("val",), "has only one split, val: validation needs another one"),
+        (("train", "test"), "has no split val; available: train, test"),
     ],
 )
-def test_a_set_without_a_split_to_validate_with_can_only_be_trained_on(tmp_path: Path, names: tuple, message: str):
+def test_open_splits_without_validation_split_allows_training_only(tmp_path: Path, names: tuple, message: str):
     config = make_original(make_splits(tmp_path / "set", *names))
-    images = open_both(config)
+    images = open_splits(config)
     assert (len(images.training.source), images.validation) == (4, None)
     *_, warning = list_warnings(config, images, 256, Rank(0, 1))
     assert (warning.code, warning.severity) == ("not-evaluated", "info")
-    assert f"nothing to validate with (splits: {', '.join(names)})" in warning.message
+    assert f"no validation split (splits: {', '.join(names)})" in warning.message
     for setting in ("eval.target=0.5", "eval.every_epochs=2"):
         with pytest.raises(DataError, match=message):
-            open_both(make_original(tmp_path / "set", setting))
+            open_splits(make_original(tmp_path / "set", setting))
 
 
-def test_devices_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch):
+def test_find_placements_counts_devices_per_host(monkeypatch: pytest.MonkeyPatch):
     message: list[Any] = [[{"host": host} for host in ("a", "a", "b", "b", "a")], None]
     monkeypatch.setattr(prepare, "gather", lambda _world, _mine: message.pop(0))
     placements = (
@@ -326,7 +326,7 @@ def fail_with(run, err: BaseException) -> None:
         (KeyboardInterrupt(), KeyboardInterrupt, "interrupted"),
     ],
 )
-def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, ends_as: type, code: str):
+def test_lifecycle_records_failure_before_raising(run, raised: BaseException, ends_as: type, code: str):
     with pytest.raises(ends_as):
         fail_with(run, raised)
     result = read_result(run.path)
@@ -342,7 +342,9 @@ def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, en
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), Exception),
     ],
 )
-def test_a_training_that_is_taken_up_in_vain_stays_as_it_was(tmp_path: Path, raised: Exception, ends_as: type):
+def test_lifecycle_keeps_result_of_resumed_run_that_fails_before_first_step(
+    tmp_path: Path, raised: Exception, ends_as: type
+):
     path = write_training(tmp_path, make_training(verdict="fine"))
     run = reopen_run(path, "train", "x")
     with pytest.raises(ends_as):
@@ -352,15 +354,15 @@ def test_a_training_that_is_taken_up_in_vain_stays_as_it_was(tmp_path: Path, rai
     assert result.process.starts == 1
 
 
-def test_one_that_has_begun_failed_by_itself(tmp_path: Path):
+def test_lifecycle_records_failure_of_resumed_run_after_first_step(tmp_path: Path):
     run = reopen_run(write_training(tmp_path), "train", "x")
-    run.begin()
+    run.commit()
     with pytest.raises(RunError):
         fail_with(run, RunError("NaN"))
     assert read_result(run.path).status == "failed"
 
 
-def test_a_full_disk_does_not_hide_what_happened(run, monkeypatch: pytest.MonkeyPatch):
+def test_lifecycle_on_full_disk_raises_original_error(run, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -371,7 +373,7 @@ def test_a_full_disk_does_not_hide_what_happened(run, monkeypatch: pytest.Monkey
         fail_with(run, KeyboardInterrupt())
 
 
-def test_a_rank_that_does_not_see_the_folder_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rank_that_cannot_see_run_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with (

@@ -1,4 +1,4 @@
-"""Curves for other viewers: read back with the viewers' own readers; what is missing is told before training."""
+"""Trackers: points are read back with TensorBoard's and MLflow's own readers; errors are raised before training."""
 
 import builtins
 import json
@@ -25,7 +25,7 @@ BOARD = TrackingConfig(tensorboard=True)
 
 
 class Memory(Tracker):
-    """Keeps its points; a full disk keeps the first and fails."""
+    """Store points in a list; with `full`, fail like a full disk after the first."""
 
     def __init__(self, *, full: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def quick_steps(number: int, seconds: float) -> Iterator[StepRecord]:
         yield StepRecord(step, 0, step * seconds, 0.0, seconds, 8, float(step), 0.1)
 
 
-def test_quick_steps_are_averaged_between_points():
+def test_tracker_averages_steps_between_points():
     tracker = Memory()
     for record in quick_steps(1001, 1 / 1024):
         tracker.step(record)
@@ -58,7 +58,7 @@ def test_quick_steps_are_averaged_between_points():
     assert tracker.points[1][1]["train/images_per_second"] == 8 * 1024
 
 
-def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFixture):
+def test_tracker_on_full_disk_warns_once_and_stops(caplog: pytest.LogCaptureFixture):
     tracker = Memory(full=True)
     for record in quick_steps(3, 1.0):
         tracker.step(record)
@@ -70,7 +70,7 @@ def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("error", "ended"), [(None, "target_reached"), (KeyboardInterrupt, "interrupted"), (ValueError, "failed")]
 )
-def test_a_tracker_receives_how_the_run_ended(error: type[BaseException] | None, ended: str):
+def test_tracker_exit_sets_final_status(error: type[BaseException] | None, ended: str):
     tracker = Memory()
     tracker.finish("target_reached")
     tracker.__exit__(error, None, None)
@@ -84,7 +84,7 @@ def test_a_tracker_receives_how_the_run_ended(error: type[BaseException] | None,
         (TrackingConfig(mlflow="sqlite:///x.db"), "mlflow", "tracking.mlflow needs MLflow"),
     ],
 )
-def test_a_missing_library_is_told_with_what_to_install(
+def test_open_trackers_without_library_gives_install_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: TrackingConfig, missing: str, message: str
 ):
     real = builtins.__import__
@@ -108,7 +108,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return Mock()
 
 
-def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(client: Mock):
+def test_mlflow_logs_asynchronously_and_close_waits(client: Mock):
     with Mlflow(client, "r1") as tracker:
         tracker.add(7, {"train/loss": 0.5})
         tracker.finish("target_reached")
@@ -119,7 +119,7 @@ def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(client: Mock
     ]
 
 
-def test_mlflow_that_goes_away_is_one_warning_without_password(client: Mock, caplog: pytest.LogCaptureFixture):
+def test_mlflow_failure_gives_one_warning_without_password(client: Mock, caplog: pytest.LogCaptureFixture):
     with Mlflow(client, "r1") as tracker:
         for _ in range(3):
             logging.getLogger(tracking.QUEUE_LOGGER).error("Failed to log: http://me:secret@host/ is gone")
@@ -137,7 +137,7 @@ def read_events(folder: Path) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tensorboard_reads_what_was_written(tmp_path: Path):
+def test_tensorboard_can_read_written_events(tmp_path: Path):
     pytest.importorskip("tensorboard", reason=NEEDS)
     with tracking_to(tmp_path, BOARD) as (tracker,):
         for record in make_steps():
@@ -153,7 +153,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tensorboard_forgets_what_a_resumed_run_trains_again(tmp_path: Path):
+def test_tensorboard_purges_steps_repeated_by_resumed_run(tmp_path: Path):
     pytest.importorskip("tensorboard", reason=NEEDS)
     for first, last in ((0, 20), (10, 15)):
         with tracking_to(tmp_path, BOARD, first_step=first) as (tracker,):
@@ -164,7 +164,7 @@ def test_tensorboard_forgets_what_a_resumed_run_trains_again(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_goes_on_with_the_same_run(tmp_path: Path):
+def test_mlflow_resumes_same_run(tmp_path: Path):
     mlflow = pytest.importorskip("mlflow", reason=NEEDS)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = TrackingConfig(mlflow=uri)
@@ -185,9 +185,9 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_that_cannot_be_used_is_told_before_training(tmp_path: Path):
+def test_open_trackers_raises_when_mlflow_is_unusable(tmp_path: Path):
     pytest.importorskip("mlflow", reason=NEEDS)
     config = TrackingConfig(mlflow="nonsense://me:secret@host")
-    with pytest.raises(MachineError, match="cannot be used") as caught, tracking_to(tmp_path, config):
+    with pytest.raises(MachineError, match="cannot use MLflow") as caught, tracking_to(tmp_path, config):
         pass
     assert "secret" not in caught.value.message

@@ -1,4 +1,4 @@
-"""mlperf.log as it is written: its sequence, epochs and blocks, the end in every way, and what a resumed run keeps."""
+"""Tests of MlperfLog: order of events, epochs and blocks, run_stop, and resumed runs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +12,7 @@ from trainstone.engine.event_schedule import EventSchedule
 from trainstone.formats.mllog import Event, format_line, read_mllog
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
-from trainstone.originals.mlperf.training_log import MlperfLog, check_division, read_whole
+from trainstone.originals.mlperf.training_log import MlperfLog, check_division, read_events
 from trainstone.results.schema.quality import Evaluation
 from trainstone.results.steps import StepRecord
 
@@ -24,7 +24,7 @@ RunLog = Callable[..., MlperfLog]
 
 @pytest.fixture
 def open_log(tmp_path: Path) -> RunLog:
-    """A log of a run with 40 images, 4 steps an epoch, judged after epochs 2, 4, 6."""
+    """Return a factory of logs of a run with 40 images, 4 steps per epoch, evaluated after epochs 2, 4, 6."""
 
     def open_one(images: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
         config = load_mlperf(**USUAL | changes)
@@ -35,7 +35,7 @@ def open_log(tmp_path: Path) -> RunLog:
 
 
 def make_steps(log: MlperfLog, first: int, end: int) -> None:
-    """Train from one step to before another, as to_target.py does it where nothing is due between."""
+    """Add the steps from `first` to before `end`, like the training loop between two events."""
     log.begin_steps(first)
     for step in range(first, end):
         log.step(StepRecord(step, 0, float(step), 0.0, 1.0, BATCH, 1.0, 0.1))
@@ -50,7 +50,7 @@ def evaluate(log: MlperfLog, done: int, top1: float = 0.5) -> None:
 
 
 def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> None:
-    """Train epochs of four steps, counted from 1, and judge every second."""
+    """Add epochs of four steps, counted from 1, with an evaluation every second epoch."""
     for epoch in range(first, last + 1):
         make_steps(log, 4 * epoch - 4, 4 * epoch)
         if epoch % 2 == 0:
@@ -58,25 +58,25 @@ def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> No
 
 
 def read_body(path: Path) -> list[Event]:
-    """What follows the head."""
+    """Return the events after the header."""
     events = read_mllog(path)
     return events[[event.key for event in events].index("eval_samples") + 1 :]
 
 
-def tell(events: list[Event]) -> list[tuple[str, object]]:
-    """Keys with the epochs they are about; speeds left out."""
+def list_keys_and_epochs(events: list[Event]) -> list[tuple[str, object]]:
+    """Return each event's key with its epoch; throughput events are skipped."""
     wanted = ("epoch_num", "first_epoch_num", "status")
     numbers = [next((event.metadata[name] for name in wanted if name in event.metadata), None) for event in events]
     pairs = zip((event.key for event in events), numbers, strict=True)
     return [pair for pair in pairs if pair[0] not in ("tracked_stats", "throughput")]
 
 
-def test_the_sequence_is_the_originals(tmp_path: Path):
+def test_mlperf_log_keys_are_in_original_order(tmp_path: Path):
     write_closed_log(tmp_path / "a.log", seed=5, epochs=7)
     events = read_mllog(tmp_path / "a.log")
     keys = list(dict.fromkeys(event.key for event in events))
     assert keys == [
-        "init_start",  # of the original the seventh
+        "init_start",  # seventh in the original
         "submission_benchmark", "submission_org", "submission_division", "submission_status", "submission_platform",
         "cache_clear", "seed", "model_bn_span", "weights_initialization", "init_stop",
         "lars_opt_learning_rate_decay_poly_power", "lars_opt_end_learning_rate", "d_batch_size", "global_batch_size",
@@ -91,13 +91,13 @@ def test_the_sequence_is_the_originals(tmp_path: Path):
     assert sum(event.key == "weights_initialization" for event in events) == 161
 
 
-def test_epochs_blocks_and_evaluations_come_in_order(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_epochs_blocks_and_evaluations_are_nested(open_log: RunLog, tmp_path: Path):
     with open_log() as log:
         log.begin()
         train_epochs(log, 1, 3)
         train_epochs(log, 4, 4, top1=0.95)
         log.finish("target_reached")
-    assert tell(read_body(tmp_path / "mlperf.log")) == [
+    assert list_keys_and_epochs(read_body(tmp_path / "mlperf.log")) == [
         ("block_start", 1), ("epoch_start", 1), ("epoch_stop", 1), ("epoch_start", 2), ("epoch_stop", 2),
         ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1),
         ("block_start", 3), ("epoch_start", 3), ("epoch_stop", 3), ("epoch_start", 4), ("epoch_stop", 4),
@@ -110,7 +110,7 @@ def test_epochs_blocks_and_evaluations_come_in_order(open_log: RunLog, tmp_path:
 @pytest.mark.parametrize(
     ("defects", "images", "rate"), [(True, 1281167, 1281167 / 4), (False, 1281167, 10.0), (True, None, 10.0)]
 )
-def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
+def test_mlperf_log_throughput_counts_images_and_defect_counts_imagenet(
     open_log: RunLog, tmp_path: Path, defects: bool, images: int | None, rate: float
 ):
     with open_log() as log:
@@ -122,7 +122,7 @@ def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
 
 
 @pytest.mark.parametrize("end", ["target_missed", "interrupted", "ok", RuntimeError, KeyboardInterrupt])
-def test_a_run_that_did_not_reach_its_target_is_aborted(open_log: RunLog, tmp_path: Path, end):
+def test_mlperf_log_run_below_target_is_aborted(open_log: RunLog, tmp_path: Path, end):
     with suppress(RuntimeError, KeyboardInterrupt), open_log() as log:
         log.begin()
         make_steps(log, 0, 3)
@@ -135,19 +135,19 @@ def test_a_run_that_did_not_reach_its_target_is_aborted(open_log: RunLog, tmp_pa
 
 
 @pytest.mark.parametrize(("status", "ended"), [("target_missed", True), ("ok", True), ("interrupted", False)])
-def test_a_block_that_is_not_judged_ends_with_the_run(open_log: RunLog, tmp_path: Path, status: str, ended: bool):
-    """The original judges in its rhythm alone, so its last epochs are not."""
+def test_mlperf_log_finish_stops_block_without_evaluation(open_log: RunLog, tmp_path: Path, status: str, ended: bool):
+    """The original evaluates only at its interval, so its last epochs are not evaluated."""
     with open_log(stop__epochs=3.0, eval__at_end=False) as log:
         log.begin()
         train_epochs(log, 1, 3)
         log.finish(status)
     body = read_body(tmp_path / "mlperf.log")
-    assert (("block_stop", 3) in tell(body)) is ended
+    assert (("block_stop", 3) in list_keys_and_epochs(body)) is ended
     assert [event.metadata["epoch_count"] for event in body if event.key == "block_start"] == [2, 1]
 
 
 def find_disorder(events: list[Event]) -> list[str]:
-    """What is wrong with epochs, blocks and evaluations of a run that came to its end."""
+    """Return the errors in epochs, blocks and evaluations of a finished run."""
     wrong, epochs, block, opened = [], [], None, None
     for event in events:
         number = event.metadata.get("epoch_num")
@@ -167,7 +167,7 @@ def find_disorder(events: list[Event]) -> list[str]:
 
 
 def run_all(log: MlperfLog) -> None:
-    """As to_target.py does, to the end."""
+    """Write all events of a run, in the order of the training loop."""
     event_schedule, done = log._event_schedule, 0
     while done < event_schedule.last_step:
         end = event_schedule.next_event(done)
@@ -180,9 +180,7 @@ def run_all(log: MlperfLog) -> None:
 
 @pytest.mark.parametrize("every", [0, 1, 3])
 @pytest.mark.parametrize("images", [1, 3, 6, 7, 13, 25])
-def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
-    open_log: RunLog, tmp_path: Path, images: int, every: int
-):
+def test_mlperf_log_epochs_stay_nested_for_any_step_length(open_log: RunLog, tmp_path: Path, images: int, every: int):
     evaluated = {"eval__every_epochs": every, "eval__offset": max(0, every - 2)}
     with open_log(images, **evaluated) as log:
         log.begin()
@@ -193,7 +191,7 @@ def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
     assert last == log._event_schedule.last_step * BATCH // images >= 6
 
 
-def test_other_ranks_write_nothing(tmp_path: Path):
+def test_mlperf_log_other_ranks_write_nothing(tmp_path: Path):
     with open_made_log(None, load_mlperf(**USUAL), 2, SMALL) as log:
         log.begin()
         log.resume(4, evaluated=False)
@@ -210,7 +208,7 @@ def write_before(open_log: RunLog, epochs: int = 3, status: str | None = "interr
             log.finish(status)
 
 
-def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_resume_keeps_first_run_start(open_log: RunLog, tmp_path: Path):
     path = tmp_path / "mlperf.log"
     write_before(open_log)
     with open_log(clock=Clock(BEGAN + 5000)) as log:
@@ -218,31 +216,31 @@ def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_l
         train_epochs(log, 3, 4, top1=0.95)
         log.finish("target_reached")
     body = read_body(path)
-    undisturbed = tell(body)
-    assert [key for key, _ in undisturbed].count("run_stop") == 1
-    assert undisturbed[-1] == ("run_stop", "success")
-    assert [number for key, number in undisturbed if key == "epoch_start"] == [1, 2, 3, 4]
-    assert [number for key, number in undisturbed if key == "block_start"] == [1, 3]
+    pairs = list_keys_and_epochs(body)
+    assert [key for key, _ in pairs].count("run_stop") == 1
+    assert pairs[-1] == ("run_stop", "success")
+    assert [number for key, number in pairs if key == "epoch_start"] == [1, 2, 3, 4]
+    assert [number for key, number in pairs if key == "block_start"] == [1, 3]
     events = read_mllog(path)
     assert [event.time_ms for event in events if event.key == "run_start"] == [int(BEGAN * 1000)]
     assert events[-1].time_ms == int(BEGAN * 1000) + 5_000_000
 
 
-def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_resume_within_epoch_finishes_epoch(open_log: RunLog, tmp_path: Path):
     with open_log() as log:
         log.begin()
-        make_steps(log, 0, 3)  # killed: nothing ends it
+        make_steps(log, 0, 3)  # killed: no run_stop
         log._file.close()
         log._file = None
     with open_log() as log:
         log.resume(2, evaluated=False)
         make_steps(log, 2, 4)
-    assert tell(read_body(tmp_path / "mlperf.log")) == [
+    assert list_keys_and_epochs(read_body(tmp_path / "mlperf.log")) == [
         ("block_start", 1), ("epoch_start", 1), ("resumed", None), ("epoch_stop", 1),
     ]  # fmt: skip
 
 
-def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_resume_after_last_step_has_one_run_stop(open_log: RunLog, tmp_path: Path):
     path = tmp_path / "mlperf.log"
     with open_log() as log:
         log.begin()
@@ -255,11 +253,11 @@ def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_pa
             log.resume(8, evaluated=True)
             log.finish("target_reached")
         body = read_body(path)
-        assert tell(body)[-1] == ("run_stop", "success")
-        assert body[-1].time_ms == body[-2].time_ms == int(BEGAN * 1000)  # not when somebody looked again
+        assert list_keys_and_epochs(body)[-1] == ("run_stop", "success")
+        assert body[-1].time_ms == body[-2].time_ms == int(BEGAN * 1000)  # not the time of the resume
 
 
-def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_resume_without_new_step_leaves_file_unchanged(open_log: RunLog, tmp_path: Path):
     path = tmp_path / "mlperf.log"
     write_before(open_log)
     before = path.read_bytes()
@@ -270,13 +268,13 @@ def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunL
     assert path.read_bytes() == before
 
 
-def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_resume_writes_one_resumed_event(open_log: RunLog, tmp_path: Path):
     def find_resumed() -> list[tuple[int, int]]:
         events = [event for event in read_body(tmp_path / "mlperf.log") if event.key == "resumed"]
         return [(event.metadata["step"], event.time_ms // 1000 - int(BEGAN)) for event in events]
 
     write_before(open_log, epochs=1)
-    with open_log(clock=Clock(BEGAN + 100)) as log:  # what it does is lost: no checkpoint
+    with open_log(clock=Clock(BEGAN + 100)) as log:  # its steps are lost: no checkpoint
         log.resume(4, evaluated=False)
         make_steps(log, 4, 6)
     assert find_resumed() == [(4, 100)]
@@ -284,7 +282,7 @@ def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
         log.resume(4, evaluated=False)
         make_steps(log, 4, 8)
     assert find_resumed() == [(4, 200)]
-    with open_log(clock=Clock(BEGAN + 300)) as log:  # makes up for an evaluation
+    with open_log(clock=Clock(BEGAN + 300)) as log:  # only the pending evaluation
         log.resume(8, evaluated=False)
         evaluate(log, 8)
     for seconds in (400, 500):
@@ -296,7 +294,7 @@ def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
     assert times == sorted(times)
 
 
-def test_new_and_changed_values_of_the_head_have_the_old_times(open_log: RunLog, tmp_path: Path):
+def test_mlperf_log_resume_header_has_new_values_and_old_times(open_log: RunLog, tmp_path: Path):
     write_before(open_log)
     sgd = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
     with open_log(clock=Clock(BEGAN + 7), **sgd, mlperf__org="another") as log:
@@ -311,7 +309,7 @@ def test_new_and_changed_values_of_the_head_have_the_old_times(open_log: RunLog,
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 100, b":::MLLOG {", None])
-def test_a_log_that_is_lost_starts_again(
+def test_mlperf_log_resume_without_log_starts_new_log(
     open_log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
 ):
     if damage is not None:
@@ -324,13 +322,13 @@ def test_a_log_that_is_lost_starts_again(
     assert "missing or damaged" in caplog.text
 
 
-def test_a_torn_last_line_is_dropped(open_log: RunLog, tmp_path: Path):
+def test_read_events_ignores_truncated_last_line(open_log: RunLog, tmp_path: Path):
     path = tmp_path / "mlperf.log"
     write_before(open_log, epochs=2, status=None)
-    whole = read_whole(path)
+    whole = read_events(path)
     with path.open("a") as file:
         file.write(format_line(whole[-1])[:40])
-    assert read_whole(path) == whole
+    assert read_events(path) == whole
 
 
 @pytest.mark.parametrize(
@@ -342,7 +340,7 @@ def test_a_torn_last_line_is_dropped(open_log: RunLog, tmp_path: Path):
         ({"eval__target": 0.5, "mlperf__division": "open"}, []),
     ],
 )
-def test_a_forced_division_that_breaks_the_rules_is_a_finding(changes: dict[str, object], codes: list[str]):
+def test_check_division_closed_with_violation_is_finding(changes: dict[str, object], codes: list[str]):
     found = check_division(load_mlperf(**changes), IMAGENET, Rank(0, 8))
     assert [one.code for one in found] == codes
-    assert all("train.label_smoothing = 0.2, not 0.1" in one.message for one in found)
+    assert all("train.label_smoothing = 0.2, must be 0.1" in one.message for one in found)

@@ -1,11 +1,11 @@
-"""WMLCE's log of a run: what is said, when, and what a resumed run makes of it."""
+"""Tests of WMLCE's nvlog: lines, their times, and the JSON file."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from support.builders.original_files import BEGAN, make_facts, make_step, play
+from support.builders.original_files import BEGAN, make_facts, make_step, simulate_run
 from trainstone.engine.task import plan_rate
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.machine.ranks import Rank
@@ -18,7 +18,7 @@ END = "Ending Model Training ..."
 
 
 def train(facts: RunFacts, last: int, **changes) -> list[Entry]:
-    play(facts, last, **changes)
+    simulate_run(facts, last, **changes)
     return read_nvlog(facts.folder / "original/nvlog.txt")
 
 
@@ -30,7 +30,7 @@ def values(entries: list[Entry], key: str) -> list:
     return [entry.value for entry in entries if entry.key == key]
 
 
-def test_a_run_begins_with_what_it_is(tmp_path: Path):
+def test_training_nvlog_header_describes_run(tmp_path: Path):
     entries = train(make_facts(tmp_path, "wmlce", "data.source=files", "data.root=x", "engine.compile=true"), 0)
     assert [(entry.key, entry.value) for entry in entries] == [
         ("Model HParams:", None),
@@ -59,7 +59,7 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "a_epoch", "decay"),
+    ("settings", "steps_per_epoch", "decay"),
     [
         ([], 5004.0, 250200),
         (["loader.last=fill"], 5005.0, 250250),
@@ -67,17 +67,17 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
         (["schedule.images=1000"], 5004.0, 150),
     ],
 )
-def test_the_steps_of_synthetic_epochs_are_those_of_the_schedule(
-    tmp_path: Path, settings: list[str], a_epoch: float, decay: int
+def test_nvlog_synthetic_epoch_has_steps_of_schedule(
+    tmp_path: Path, settings: list[str], steps_per_epoch: float, decay: int
 ):
     facts = bench_facts(tmp_path, *settings, steps=300, train_images=1281167)
     entries = bench(facts, 300)
-    assert (values(entries, "Steps per Epoch"), values(entries, "Decay Steps")) == ([a_epoch], [decay])
+    assert (values(entries, "Steps per Epoch"), values(entries, "Decay Steps")) == ([steps_per_epoch], [decay])
     rate = plan_rate(facts.config, 1281167, Rank(0))
     assert rate(decay - 2) > rate(decay - 1) > rate(decay) == rate(decay + 1)
 
 
-def test_every_tenth_step_is_told_with_its_losses(tmp_path: Path):
+def test_training_nvlog_logs_losses_every_tenth_step(tmp_path: Path):
     entries = train(make_facts(tmp_path, "wmlce"), 25)
     assert values(entries, "iteration") == [0, 10, 20]
     first = [entry.key for entry in entries].index("iteration")
@@ -88,7 +88,7 @@ def test_every_tenth_step_is_told_with_its_losses(tmp_path: Path):
     )
 
 
-def test_without_decay_in_the_loss_there_is_no_l2_loss(tmp_path: Path):
+def test_training_nvlog_without_decay_in_loss_has_no_l2_loss(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce", "optimizer.decay_in=optimizer")
     entries = train(facts, 11, decay_loss=None)
     assert values(entries, "cross_entropy") == values(entries, "total_loss") == [9.5, 9.5 - 10 / 64]
@@ -99,17 +99,17 @@ def test_without_decay_in_the_loss_there_is_no_l2_loss(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("images", "ends"), [(10240, [10, 20, 30]), (10241, [10, 20, 30]), (11000, [10, 21, 32])])
-def test_an_epoch_is_over_when_no_whole_batch_is_left_of_it(tmp_path: Path, images: int, ends: list[int]):
+def test_training_nvlog_epoch_ends_with_last_full_batch(tmp_path: Path, images: int, ends: list[int]):
     facts = make_facts(tmp_path, "wmlce", train_images=images)
     entries = train(facts, 33)
     assert values(entries, "epoch") == [0, 1, 2]
-    # The rate tells which step it was
+    # The learning rate identifies the step.
     assert [round(rate * 128) + 1 for rate in values(entries, "final_learning_rate")] == ends
     keys = [entry.key for entry in entries]
     assert tuple(keys[keys.index("epoch") :][:5]) == EPOCH
 
 
-def test_evaluations_are_told_in_percent(tmp_path: Path):
+def test_training_nvlog_evaluation_is_in_percent(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce")
     entries = train(facts, 50, evaluations=(50,))
     assert [(entry.key, entry.value) for entry in entries[-9:]] == [
@@ -128,7 +128,7 @@ def test_evaluations_are_told_in_percent(tmp_path: Path):
     assert "Top-1 Accuracy: 75.863\n" in (tmp_path / "original/nvlog.txt").read_text()
 
 
-def test_the_json_has_a_list_for_each_epoch(tmp_path: Path):
+def test_training_nvlog_json_has_one_list_per_epoch(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce", "original.every_steps=4", "data.source=files", "data.root=x")
     train(facts, 23)
     document = read_json(facts)
@@ -145,7 +145,7 @@ def test_the_json_has_a_list_for_each_epoch(tmp_path: Path):
     assert '\n    "run": {' in (tmp_path / "original/training.json").read_text()
 
 
-def test_the_json_is_there_after_the_first_epoch_and_a_loss_that_is_no_number_is_null(tmp_path: Path):
+def test_training_nvlog_json_after_first_epoch_has_null_for_nan(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce")
     (log,) = list_writers(facts)
     for step in range(10):
@@ -157,7 +157,7 @@ def test_the_json_is_there_after_the_first_epoch_and_a_loss_that_is_no_number_is
 
 
 def bench(facts: RunFacts, steps: int) -> list[Entry]:
-    """Steps of a second and of half a second in turns."""
+    """Write alternating steps of 1 s and 0.5 s."""
     (log,) = list_writers(facts)
     for step in range(steps):
         log.step(make_step(step, step_seconds=0.5 if step % 2 else 1.0))
@@ -171,7 +171,7 @@ def bench_facts(folder: Path, *settings: str, **changes: object) -> RunFacts:
 
 
 @pytest.mark.parametrize(("defects", "average"), [("false", 200 * 256 / 150), ("true", (256 + 512) / 2)])
-def test_a_bench_tells_rates_after_the_warm_up_and_their_average(tmp_path: Path, defects: str, average: float):
+def test_benchmark_nvlog_averages_rates_after_warm_up(tmp_path: Path, defects: str, average: float):
     """The original's defect is the mean of rates."""
     facts = bench_facts(tmp_path, f"original_defects={defects}", steps=300)
     entries = bench(facts, 300)
@@ -186,13 +186,13 @@ def test_a_bench_tells_rates_after_the_warm_up_and_their_average(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("known", "run", "message"),
+    ("known", "run", "iterations"),
     [(None, 60, [30, 40, 50]), (None, 1, [0]), (None, 2, [1]), (40, 40, [20, 30]), (1, 1, [0]), (500, 7, [3])],
 )
-def test_a_run_shorter_than_its_warm_up_has_lines_all_the_same(
-    tmp_path: Path, known: int | None, run: int, message: list
+def test_benchmark_nvlog_run_shorter_than_warm_up_has_lines(
+    tmp_path: Path, known: int | None, run: int, iterations: list
 ):
     entries = bench(bench_facts(tmp_path, steps=known), run)
-    assert values(entries, "iteration") == message
+    assert values(entries, "iteration") == iterations
     assert len(values(entries, "Average total_ips")) == 1
     assert values(entries, "Total Steps") == ([known] if known else [])

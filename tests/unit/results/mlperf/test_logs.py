@@ -1,4 +1,4 @@
-"""Logs found and read as runs: real ones of three generations, made-up ones, and files that are none."""
+"""MLPerf logs: find and read real logs of three versions, made-up logs, and invalid files."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from support.builders.damage import real_data
-from support.builders.hostile_text import EVIL
+from support.builders.hostile_text import HOSTILE
 from trainstone.errors import DataError
-from trainstone.formats.mllog import Event, kind_of
+from trainstone.formats.mllog import Event, find_event_kind
 from trainstone.results.mlperf.logs import KEYS, LoggedEvaluation, Times, find_logs, measure_times, read_logged
 
 
@@ -23,7 +23,7 @@ def touch(*paths):
     return list(paths)
 
 
-def test_find_logs_takes_files_runs_points_and_trees_in_order(tmp_path):
+def test_find_logs_returns_files_runs_points_and_trees_in_order(tmp_path):
     (own,) = touch(tmp_path / "a/mlperf.log")
     touch(tmp_path / "a/result.json", tmp_path / "a/original/result_0.txt")
     points = touch(tmp_path / "b/points/p2/mlperf.log", tmp_path / "b/points/p10/mlperf.log")
@@ -33,15 +33,15 @@ def test_find_logs_takes_files_runs_points_and_trees_in_order(tmp_path):
     assert find_logs(given) == ([tmp_path / "gone", *points, own, *results], {})
 
 
-def test_find_logs_reports_folders_without_logs_beside_the_logs_of_others(tmp_path):
+def test_find_logs_returns_error_for_folder_without_logs(tmp_path):
     (log,) = touch(tmp_path / "good/mlperf.log")
     touch(tmp_path / "other/result.json")
     (tmp_path / "empty").mkdir()
     logs, errors = find_logs([tmp_path / "empty", tmp_path / "good", tmp_path / "other"])
     assert logs == [log]
     assert list(errors) == [tmp_path / "empty", tmp_path / "other"]
-    message = [err.message.split(" in ")[0] for err in errors.values()]
-    assert message == ["no mlperf.log or result_*.txt", "no mlperf.log"]
+    messages = [err.message.split(" in ")[0] for err in errors.values()]
+    assert messages == ["no mlperf.log or result_*.txt", "no mlperf.log"]
 
 
 def write_log(path: Path, *events: tuple, start_ms: int = 1000) -> Path:
@@ -64,7 +64,7 @@ WHOLE = (
 )
 
 
-def test_read_logged_reads_three_generations():
+def test_read_logged_reads_three_log_versions():
     today = read_logged(real("v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt"))
     assert (today.form, today.benchmark, today.division, today.org) == ("0.7", "resnet", "closed", "NVIDIA")
     assert (today.global_batch, today.train_samples, today.optimizer) == (3264, 1_281_167, "sgd")
@@ -75,21 +75,21 @@ def test_read_logged_reads_three_generations():
     old = read_logged(real("v0.6/nvidia-ssd/result_0.txt"))
     assert (old.form, old.benchmark, old.org, old.ended) == ("0.6", "ssd", "NVIDIA", "success")
     assert old.minutes == pytest.approx(22.459, abs=1e-3)
-    assert old.images_per_second is None  # it does not say how many images
+    assert old.images_per_second is None  # the log has no train_samples
     oldest = read_logged(real("v0.5/google-resnet/result_0.txt"))
     assert (oldest.form, oldest.benchmark, oldest.division) == ("0.5", "resnet", None)
     assert oldest.minutes == pytest.approx(301.517, abs=1e-3)
     assert oldest.accuracy == pytest.approx(0.75114, abs=1e-5)
 
 
-def test_read_logged_leaves_out_what_the_log_does_not_say(tmp_path):
+def test_read_logged_returns_none_for_missing_events(tmp_path):
     run = read_logged(write_log(tmp_path / "log", ("run_start", None)))
     assert (run.benchmark, run.ended, run.stop_ms, run.minutes, run.accuracy, run.epochs) == (None,) * 6
     assert not run.converged
     assert run.seeds == ()
 
 
-def test_read_logged_takes_accuracy_and_epoch_of_the_last_evaluation_before_the_end(tmp_path):
+def test_read_logged_uses_last_evaluation_before_run_stop(tmp_path):
     events = (*WHOLE[:3], ("eval_accuracy", 0.7, {"epoch_num": 3}), ("eval_accuracy", 0.6, {"epoch_num": 7}))
     run = read_logged(write_log(tmp_path / "log", *events, ("run_stop", None, {"status": "aborted"})))
     assert (run.accuracy, run.epochs, run.converged, run.minutes) == (0.6, 7, False, 3.0)
@@ -98,13 +98,13 @@ def test_read_logged_takes_accuracy_and_epoch_of_the_last_evaluation_before_the_
     assert read_logged(write_log(tmp_path / "log", *WHOLE[:4], ("resumed", None), *WHOLE[4:])).resumed == 1
 
 
-def test_read_logged_ignores_values_of_another_type_and_keeps_hostile_text(tmp_path):
+def test_read_logged_ignores_wrong_types_and_keeps_hostile_text(tmp_path):
     odd = (("submission_org", 5), ("global_batch_size", "many"), ("train_samples", -3), ("seed", True))
-    odd = (*odd, ("submission_platform", EVIL))
+    odd = (*odd, ("submission_platform", HOSTILE))
     run = read_logged(write_log(tmp_path / "log", *odd, *WHOLE[2:4], ("eval_accuracy", "good", {"epoch_num": 9})))
     assert (run.org, run.global_batch, run.train_samples, run.seeds) == (None, None, None, ())
     assert [one.accuracy for one in run.times.evaluations] == [0.5]
-    assert run.platform == EVIL  # whoever prints it makes it harmless
+    assert run.platform == HOSTILE  # escaped when printed
 
 
 @pytest.mark.parametrize(
@@ -116,20 +116,20 @@ def test_read_logged_ignores_values_of_another_type_and_keeps_hostile_text(tmp_p
         ((WHOLE[5], WHOLE[2]), "run_stop comes before run_start"),
     ],
 )
-def test_read_logged_refuses_what_is_not_one_run(tmp_path, events, message):
+def test_read_logged_rejects_log_without_exactly_one_run(tmp_path, events, message):
     log, num_open = write_log(tmp_path / "log", *events), len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(DataError, match=message) as caught:
         read_logged(log)
     assert caught.type is DataError
-    assert len(list(Path("/proc/self/fd").iterdir())) == num_open  # the error, which is kept, keeps no file open
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open  # the caught error does not keep the file open
 
 
 def make_events(*given: tuple[float, str, object, object]) -> dict[str, list[Event]]:
-    """Events of seconds, key, value and epoch."""
+    """Make events from seconds, key, value and epoch."""
     events: dict[str, list[Event]] = {key: [] for key in KEYS}
     for seconds, key, value, epoch in given:
         metadata = {} if epoch is None else {"epoch_num": epoch}
-        events[key].append(Event(key, value, kind_of(key), int(seconds * 1000), metadata))
+        events[key].append(Event(key, value, find_event_kind(key), int(seconds * 1000), metadata))
     return events
 
 
@@ -144,7 +144,7 @@ TIMED = make_events(
 )
 
 
-def test_measure_times_measures_every_part():
+def test_measure_times_returns_all_times():
     assert measure_times(TIMED) == Times(
         devices=2,
         total_seconds=309.0,
@@ -153,7 +153,7 @@ def test_measure_times_measures_every_part():
         first_epoch_seconds=50.0,
         mean_epoch_seconds=39.0,  # epochs 2 and 3: the fourth is evaluated
         train_seconds=50.0 + 40 + 38 + 30 + 120,
-        evaluations=(LoggedEvaluation(4, 11.0, 0.2), LoggedEvaluation(5, 7.0, 0.23)),  # the second says no eval_stop
+        evaluations=(LoggedEvaluation(4, 11.0, 0.2), LoggedEvaluation(5, 7.0, 0.23)),  # the second has no eval_stop
     )
 
 
@@ -167,11 +167,11 @@ def test_measure_times_measures_every_part():
         (make_events((5, "eval_accuracy", 0.5, None)), Times(evaluations=(LoggedEvaluation(None, None, 0.5),))),
     ],
 )
-def test_measure_times_leaves_out_what_the_log_does_not_say(events, times):
+def test_measure_times_returns_none_for_missing_events(events, times):
     assert measure_times(events) == times
 
 
-def test_measure_times_of_published_logs():
+def test_measure_times_of_published_logs_matches_known_values():
     logs = [*real().glob("v0.6/**/*ssd*/**/result_*.txt"), *sorted(real().glob("v0.7/**/ssd/result_*.txt"))]
     old, *new = [read_logged(log).times for log in logs]
     assert {one.devices for one in (old, *new)} == {8}

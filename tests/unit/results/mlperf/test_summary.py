@@ -1,4 +1,4 @@
-"""MLPerf logs grouped, scored and checked; the reference is mlperf-logging's, judged as its rcp_checker judges."""
+"""MLPerf logs: group, score, and compare with the reference as mlperf-logging's rcp_checker does."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def column(table: Table, name: str) -> list[str]:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def test_published_results_are_found_again():
+def test_group_runs_reproduces_published_scores():
     groups = {group.name: group for group in summarise(real_data("mlperf"))}
     assert sum(len(group.runs) for group in groups.values()) == 15
     assert f"{groups['dgxa100_ngc20.06_mxnet'].score.minutes:.2f}" == "39.78"
@@ -40,40 +40,40 @@ def test_published_results_are_found_again():
     assert (one.score.minutes, f"{one.score.mean_minutes:.2f}") == (None, "1.59")
 
 
-def test_points_of_a_run_are_one_result(tmp_path):
+def test_group_runs_combines_points_of_a_run(tmp_path):
     (group,) = summarise(write_mlperf_runs(tmp_path))
     assert group.name == "8xMade-up accelerator"
     assert group.score.minutes == pytest.approx(29.0, abs=0.01)
-    document = summary.document_group(group)
+    document = summary.build_group_document(group)
     assert [run["dropped"] for run in document["runs"]] == [False, False, False, True, True]
     assert (document["reference"]["how"], document["reference"]["passes"]) == ("recorded", True)
     assert document["reference"]["reference_epochs"] == pytest.approx(35.1538, abs=1e-4)
-    assert column(summary.run_table(group), "log") == [f"seed {seed}" for seed in range(1, 6)]
-    assert column(summary.run_table(group), "minutes") == ["30.00", "28.00", "29.00", "27.00", "40.00"]
+    assert column(summary.build_run_table(group), "log") == [f"seed {seed}" for seed in range(1, 6)]
+    assert column(summary.build_run_table(group), "minutes") == ["30.00", "28.00", "29.00", "27.00", "40.00"]
 
 
-def test_runs_of_another_batch_or_submitter_are_another_result(tmp_path):
+def test_group_runs_separates_batch_sizes_and_submitters(tmp_path):
     write_mlperf_run(tmp_path, 1)
     write_mlperf_run(tmp_path, 2)
     write_mlperf_run(tmp_path, 3, batch=4096, epochs=40)
     other = write_mlperf_run(tmp_path, 4) / "mlperf.log"
-    other.write_text(other.read_text().replace('"somebody"', '"else"'))
+    other.write_text(other.read_text().replace('"example"', '"else"'))
     groups = summarise(tmp_path)
     assert [len(group.runs) for group in groups] == [2, 1, 1]
     assert [group.assessment.expected.points for group in groups] == [(3264,), (3264, 32_768), (3264,)]
 
 
-def test_epochs_below_the_least_do_not_pass(tmp_path):
+def test_assess_rejects_epochs_below_minimum(tmp_path):
     (group,) = summarise(write_mlperf_runs(tmp_path, epochs=34))
     assert not group.assessment.passes
     assert "34.3" in group.reference_note
 
 
-def test_a_document_has_only_what_the_logs_say(tmp_path):
+def test_build_group_document_omits_unknown_values(tmp_path):
     log = write_mlperf_run(tmp_path, 1, converged=False) / "mlperf.log"
     first, middle, last = log.read_text().rpartition('"key": "eval_accuracy", "value": 0.7584')
     log.write_text(f"{first}{middle.replace('0.7584', '0.75')}{last}")
-    document = summary.document_group(*summarise(log))
+    document = summary.build_group_document(*summarise(log))
     assert not {"reference", "score_minutes", "mean_minutes"} & set(document)
     (run,) = document["runs"]
     assert (run["ended"], run["epochs"], run["seeds"], run["dropped"]) == ("aborted", 35.0, (1,), False)
@@ -84,7 +84,7 @@ def test_a_document_has_only_what_the_logs_say(tmp_path):
 @pytest.mark.parametrize(
     ("minutes", "seeds", "scored"), [((28,) * 5, 0, False), (range(27, 32), 0, True), (range(27, 32), 7, False)]
 )
-def test_copies_of_one_log_and_runs_of_one_seed_have_no_score(tmp_path, minutes, seeds, scored):
+def test_make_group_gives_no_score_for_duplicate_logs_or_seeds(tmp_path, minutes, seeds, scored):
     for number, value in enumerate(minutes):
         lines = closed_log(seeds, value).splitlines(keepends=True)
         kept = [line for line in lines if seeds or '"key": "seed"' not in line]
@@ -110,39 +110,39 @@ def test_copies_of_one_log_and_runs_of_one_seed_have_no_score(tmp_path, minutes,
         (None, [1.0] * 5, None, (), 1.0),
     ],
 )
-def test_score_of_runs(benchmark, minutes, score, dropped, mean):
+def test_score_runs_follows_mlperf_rules(benchmark, minutes, score, dropped, mean):
     found = summary.score_runs(benchmark, minutes)
     assert (found.minutes, found.dropped, found.mean_minutes) == (pytest.approx(score), dropped, pytest.approx(mean))
     assert found.note
 
 
 @pytest.mark.parametrize(("values", "mean"), [([3.0], 3.0), ([1.0, 2.0], 1.5), ([9.0, 1.0, 2.0], 2.0)])
-def test_olympic_mean_of_few_values(values, mean):
+def test_olympic_mean_of_few_values_keeps_at_least_one(values, mean):
     assert summary.olympic_mean(values) == mean
 
 
-def test_runs_have_names_that_tell_them_apart():
+def test_name_runs_uses_file_names_seeds_or_folders():
     for paths, seeds, names in (
         (["x/result_0.txt", "x/result_1.txt"], [(), ()], ["result_0.txt", "result_1.txt"]),
         (["a/mlperf.log", "b/mlperf.log"], [(1,), (1,)], ["a", "b"]),
         (["a/mlperf.log", "b/mlperf.log"], [(1, 2), ()], ["a", "b"]),
     ):
         runs = tuple(make_logged(path, seeds=seed) for path, seed in zip(paths, seeds, strict=True))
-        assert column(summary.run_table(summary.make_group(runs)), "log") == names
+        assert column(summary.build_run_table(summary.make_group(runs)), "log") == names
 
 
-def test_times_have_the_columns_of_mll_status(tmp_path: Path):
+def test_build_time_table_has_columns_of_mll_status(tmp_path: Path):
     write_ssd_log(tmp_path / "mlperf.log")
-    table = summary.time_table(summary.make_group((read_logged(tmp_path / "mlperf.log"),)))
+    table = summary.build_time_table(summary.make_group((read_logged(tmp_path / "mlperf.log"),)))
     cells = ["8", "1024", "1584.0", "1524.0", "60.0", "30.4", "30.4", "1518.0", "3.0"]
     assert table.rows == [["seed 1", *cells, "40: 3.0 0.1841; 50: 3.0 0.2301"]]
-    assert summary.time_table(summary.make_group((make_logged(),))) is None
+    assert summary.build_time_table(summary.make_group((make_logged(),))) is None
 
 
-def test_a_run_that_missed_its_target_has_a_word_in_place_of_a_time():
+def test_build_time_table_shows_status_of_run_that_missed_target():
     evaluations = tuple(LoggedEvaluation(at, None, at / 100) for at in range(1, 12))
     times = Times(converge_seconds=5.0, evaluations=evaluations)
-    table = summary.time_table(summary.make_group((make_logged(ended="aborted", times=times),)))
+    table = summary.build_time_table(summary.make_group((make_logged(ended="aborted", times=times),)))
     assert column(table, "converge") == ["aborted"]
     assert table.rows[0][-1].startswith("…; 4: – 0.0400; 5: – ")
 
@@ -161,7 +161,7 @@ KNOWN = {"4.10.0": {"unet3d"}, "0.6.0": {"resnet", "ssd"}, "0.7.0": {"resnet"}, 
         ({}, "0.7.0", "0.7.0"),
     ],
 )
-def test_the_choice_has_its_reason(changes, requested, ruleset):
+def test_choose_ruleset_returns_ruleset_with_reason(changes, requested, ruleset):
     choice = summary.choose_ruleset(make_logged(**changes), KNOWN, requested)
     assert choice.ruleset == ruleset
     assert choice.reason
@@ -180,18 +180,18 @@ def test_the_choice_has_its_reason(changes, requested, ruleset):
         ({"benchmark": "a\x1bb"}, None, DataError, r"a\x1bb"),
     ],
 )
-def test_what_cannot_be_is_refused(changes, requested, kind, seen):
+def test_choose_ruleset_rejects_unsuitable_ruleset(changes, requested, kind, seen):
     with pytest.raises(kind) as err:
         summary.choose_ruleset(make_logged(**changes), KNOWN, requested)
     assert seen in err.value.message
     assert err.value.hint
 
 
-def test_the_hint_for_ssd_is_the_ruleset_of_ssd300():
+def test_choose_ruleset_hints_at_ssd300_ruleset():
     known = {"1.0.0": {"ssd"}, "4.1.0": {"ssd"}, "5.0.0": {"bert"}}
     with pytest.raises(ConfigError) as err:
         summary.choose_ruleset(make_logged(benchmark="ssd"), known, "5.0.0")
-    assert err.value.hint == "--ruleset 1.0.0"
+    assert err.value.hint == "use --ruleset 1.0.0"
 
 
 TABLE = r"\| (global batch|epochs, mean|least|\| \| \| not counted) "
@@ -200,7 +200,7 @@ RULESETS = {"resnet": "4.0.0", "ssd": "1.0.0"}
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    """mlperf-logging's own module."""
+    """Import mlperf-logging's rcp_checker."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
@@ -211,7 +211,7 @@ def counts(document: dict[str, Any]) -> dict[int, dict[int, int]]:
 
 
 @pytest.mark.parametrize("benchmark", RULESETS)
-def test_the_shipped_numbers_are_those_of_the_installed_files(theirs, benchmark):
+def test_references_match_installed_mlperf_logging(theirs, benchmark):
     folder = Path(theirs.__file__).parent / f"training_{RULESETS[benchmark]}"
     document = json.loads((folder / f"rcps_{benchmark}.json").read_text())
     assert summary.REFERENCES[benchmark] == counts(document)
@@ -219,14 +219,14 @@ def test_the_shipped_numbers_are_those_of_the_installed_files(theirs, benchmark)
 
 
 @pytest.mark.parametrize("benchmark", RULESETS)
-def test_points_and_pruning_are_the_checkers(theirs, benchmark):
+def test_list_points_and_prune_match_rcp_checker(theirs, benchmark):
     checker = theirs.RCP_Checker("training", RULESETS[benchmark], benchmark, False)
     points = summary.list_points(benchmark)
     for point, record in zip(points, checker.rcp_data.values(), strict=True):
         assert point.batch == record["BS"]
         assert point.mean == pytest.approx(record["RCP Mean"], abs=1e-9)
         assert point.stdev == pytest.approx(record["RCP Stdev"], abs=1e-9)
-        assert point.least == pytest.approx(record["Min Epochs"], abs=1e-4)  # theirs is searched for
+        assert point.least == pytest.approx(record["Min Epochs"], abs=1e-4)  # rcp_checker searches for it numerically
     assert [point.batch for point in summary.prune(points, 5)] == [
         record["BS"] for record in checker.pruned_rcp_data.values()
     ]
@@ -243,7 +243,7 @@ def write_logs(folder: Path, benchmark: str, batch: int, epochs: list[float | No
         (folder / f"result_{number}.txt").write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
 
 
-def test_assessments_are_the_checkers(theirs, tmp_path):
+def test_assess_matches_rcp_checker(theirs, tmp_path):
     draw = random.Random(3)
     seen = set()
     for batch in (256, 1632, 2000, 3264, 4096, 8192, 30_000, 32_768, 60_000, 67_840):
@@ -265,7 +265,7 @@ def test_assessments_are_the_checkers(theirs, tmp_path):
     assert seen == {(True, False), (True, True), (False, True)}
 
 
-def test_more_than_one_miss_is_not_assessed_and_one_of_five_is_the_slowest():
+def test_assess_returns_none_for_several_missed_runs():
     expected = summary.expect("resnet", 3264)
     assert summary.assess(expected, [35, None, None, 35, 35]) is None
     assert summary.assess(expected, [None]) is None
@@ -278,7 +278,7 @@ def test_more_than_one_miss_is_not_assessed_and_one_of_five_is_the_slowest():
     ("changes", "seen"),
     [
         ({}, None),
-        ({"train_samples": 1_281_167 - 3263}, None),  # an epoch without its last batch
+        ({"train_samples": 1_281_167 - 3263}, None),  # an epoch without the last partial batch
         ({"benchmark": "ssd", "global_batch": 912, "train_samples": 117_266}, None),
         ({"benchmark": "ssd", "global_batch": 256, "train_samples": 1_170_301}, "1,170,301"),  # RetinaNet
         ({"benchmark": "bert"}, "bert"),
@@ -291,14 +291,14 @@ def test_more_than_one_miss_is_not_assessed_and_one_of_five_is_the_slowest():
         ({"global_batch": 70_000}, "70,000"),
     ],
 )
-def test_where_the_reference_is_no_measure_it_says_why(changes, seen):
+def test_explain_missing_reference_names_reason(changes, seen):
     values = {"optimizer": "lars", "global_batch": 3264, "train_samples": 1_281_167, "accuracy": 0.7592}
-    reason = summary.find_reason([make_logged(ended="success", stop_ms=1, **(values | changes))])
+    reason = summary.explain_missing_reference([make_logged(ended="success", stop_ms=1, **(values | changes))])
     assert reason is None if seen is None else seen in reason
 
 
-def test_the_document_has_the_same_numbers():
-    text = (ROOT / "docs/mlperf.md").read_text()
+def test_mlperf_docs_table_matches_reference_points():
+    text = (ROOT / "docs/how-to/write-and-check-an-mlperf-log.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in text.splitlines() if re.match(TABLE, line)]
     points = summary.list_points("resnet")
     counted = summary.prune(points, 5)

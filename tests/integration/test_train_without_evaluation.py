@@ -1,4 +1,4 @@
-"""trainstone train on a set with nothing to validate with, as SC22's ImageNetV2: trained, not evaluated, and said."""
+"""`trainstone train` on a data set without a validation split (SC22's ImageNetV2): trained and not evaluated."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.builders.data_sets import make_set
-from support.builders.training_runs import assert_same, read_learned, train_here
+from support.builders.training_runs import assert_same, read_trained_run, train_here
 from support.processes.command import NARROW, find_run
 from support.processes.forked import Nursery, wait_until
 from trainstone.config.load import load_config
@@ -26,7 +26,7 @@ VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_set(tmp_path_factory.mktemp("alone") / "set", "folder", count=10)
+    return make_set(tmp_path_factory.mktemp("one-split") / "set", "folder", count=10)
 
 
 def list_arguments(images: Path, out: Path, *further: str) -> list[str]:
@@ -38,7 +38,7 @@ def make_config(images: Path, *settings: str) -> Config:
     return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(images))}", *settings])
 
 
-def test_train_without_validation_data_says_that_nothing_was_evaluated(nursery: Nursery, images: Path, tmp_path: Path):
+def test_train_without_validation_data_reports_no_evaluation(nursery: Nursery, images: Path, tmp_path: Path):
     ended = nursery.run(*list_arguments(images, tmp_path, "--iterations", "12"))
     assert ended.code == 0, ended.err
     assert VERDICT in ended.out
@@ -51,7 +51,7 @@ def test_train_without_validation_data_says_that_nothing_was_evaluated(nursery: 
     quality = result.quality
     assert (quality.value, quality.steps, quality.epochs, quality.history) == (None, 12, 2.4, [])
     assert result.phases.eval_seconds == 0
-    assert read_learned(run).document["step"] == 12
+    assert read_trained_run(run).document["step"] == 12
     assert not (run / "checkpoints/best.safetensors").exists()
     events = {event.key: event.value for event in read_mllog(run / "mlperf.log")}
     assert events["eval_samples"] == 0
@@ -60,7 +60,7 @@ def test_train_without_validation_data_says_that_nothing_was_evaluated(nursery: 
     assert {"run_start", "epoch_start", "run_stop"} <= set(events)
 
 
-def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
+def test_train_without_evaluation_resumed_equals_uninterrupted_run(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = make_config(images, "stop.steps=12")
@@ -75,7 +75,7 @@ def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
         assert run.result.status == "interrupted"
         assert "; stopped by SIGTERM" in run.result.verdict
         train_here(config, run.path, monkeypatch, resume=True)
-        assert_same(read_learned(whole.path), read_learned(run.path))
+        assert_same(read_trained_run(whole.path), read_trained_run(run.path))
         result = read_result(run.path)
         assert (result.status, result.quality.starts) == ("ok", 2)
         assert result.verdict.startswith(VERDICT)
@@ -85,7 +85,7 @@ def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
         assert message.train_seconds is not None
 
 
-def test_two_ranks_stand_in_the_original_s_files(nursery: Nursery, images: Path, tmp_path: Path):
+def test_original_files_contain_both_ranks(nursery: Nursery, images: Path, tmp_path: Path):
     limit = ("--set", "stop.epochs=9999", "--seconds", "0.5", "--iterations", "0")
     arguments = list_arguments(images, tmp_path / "two", *limit)
     ended = nursery.run(*arguments, world=2)
@@ -107,7 +107,7 @@ def test_two_ranks_stand_in_the_original_s_files(nursery: Nursery, images: Path,
     assert {f"original/{file.name}", "original/all_data.csv"} <= set(read_result(run).files)
 
 
-def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, images: Path, tmp_path: Path):
+def test_original_files_are_continued_by_resumed_ranks(nursery: Nursery, images: Path, tmp_path: Path):
     out = tmp_path / "stopped"
     children = nursery.start_ranks(2, *list_arguments(images, out, "--iterations", "0"))  # 55 epochs, 165 steps
     wait_until(lambda: "training ·" in children[0].err.read_text())

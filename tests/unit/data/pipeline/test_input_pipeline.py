@@ -1,4 +1,4 @@
-"""An image of a batch: boxes stay true to pixels; a bad one is told by its place; a cache changes no pixel."""
+"""Tests of the input pipeline: targets match pixels, bad images are located, caching changes no pixel."""
 
 import contextlib
 import math
@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.builders.data_sets import SHARDS, Listed, flip, locate, make_set
-from support.builders.images import busy, make_samples, save, save_sampled
+from support.builders.data_sets import SHARDS, ListSource, flip_byte, list_spans, make_set
+from support.builders.images import make_samples, noisy, save, save_sampled
 from support.builders.loaders import make_config
-from trainstone.data.image.decode import Region, decode_upper, look_sized
+from trainstone.data.image.decode import Region, decode_top_rows, read_checked_header
 from trainstone.data.pipeline.crops import Crop, CropWindow
-from trainstone.data.pipeline.feed import (
+from trainstone.data.pipeline.input_pipeline import (
     IGNORED,
-    NOTHING,
+    MAX_REPLACEMENTS,
+    NO_TARGETS,
     OVERHEAD_BYTES,
-    SUBSTITUTES,
     BadImage,
     Cache,
     InputPipeline,
     RowTargets,
-    Worker,
-    list_boxes,
-    pack,
+    WorkerState,
+    collate_targets,
+    transform_boxes,
 )
 from trainstone.data.pipeline.order import SampleIndex
 from trainstone.data.recognise import open_dataset
@@ -36,7 +36,7 @@ from trainstone.errors import DataError
 
 SIZE = 40
 SAMPLES = make_samples(14)
-BROKEN = Sample("broken.jpg", b"no image", 1)
+BROKEN = Sample("broken.jpg", b"not an image", 1)
 
 
 def make_pipeline(source: Source, num_classes: int | None = None, **keys: Any) -> InputPipeline:
@@ -44,69 +44,69 @@ def make_pipeline(source: Source, num_classes: int | None = None, **keys: Any) -
     return InputPipeline(source, config, train=True, num_classes=num_classes)
 
 
-def fill(feed: InputPipeline, image: int, epoch: int = 0) -> tuple[int, np.ndarray, list[BadImage]]:
-    """Label, pixels and what was left out."""
+def fill(pipeline: InputPipeline, image: int, epoch: int = 0) -> tuple[int, np.ndarray, list[BadImage]]:
+    """Return label, pixels and skipped images."""
     out, bad = np.full((SIZE, SIZE, 3), 99, np.uint8), list[BadImage]()
-    return feed.fill(SampleIndex(epoch, image), out, Worker(), bad).label, out, bad
+    return pipeline.fill_row(SampleIndex(epoch, image), out, WorkerState(), bad).label, out, bad
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
-def test_file_and_byte_of_a_bad_image_are_told_once(storage: str, tmp_path: Path):
+def test_fill_row_reports_file_and_byte_of_bad_image_once(storage: str, tmp_path: Path):
     root = make_set(tmp_path / "set", storage, count=6)
     where = open_dataset(root).splits[0].source.where(3)
     if storage == "folder":
-        Path(where).write_bytes(b"no image")
+        Path(where).write_bytes(b"not an image")
     else:
         path = root / SHARDS[storage]
-        span = locate(path, storage)[3]
+        span = list_spans(path, storage)[3]
         for at in range(span.offset, span.offset + span.size, 7):
-            flip(path, at)
-    with pytest.raises(DataError) as message:
+            flip_byte(path, at)
+    with pytest.raises(DataError) as caught:
         fill(make_pipeline(open_dataset(root).splits[0].source), 3)
-    assert message.value.message.count(str(tmp_path)) == 1
-    assert storage == "folder" or "byte" in message.value.message
+    assert caught.value.message.count(str(tmp_path)) == 1
+    assert storage == "folder" or "byte" in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("sample", "message", "hint"),
     [
-        (BROKEN, "listed 0: not an image", "known are"),
-        (Sample("cut", save(busy(80, 80))[:900], 0), "listed 0: truncated JPEG", "loader.on_bad=skip"),
-        (Sample("a.jpg", SAMPLES[0].image), "listed 0: a.jpg has no class", "one class"),
-        (Sample("a.jpg", SAMPLES[0].image, 3), "listed 0: class 3 of a.jpg", "model.num_classes=4"),
-        (Sample("a.jpg", SAMPLES[0].image, 10**12), "listed 0: class 10", "model.num_classes=1000000000001"),
-        (Sample("a.jpg", SAMPLES[0].image, -1), "listed 0: class -1 of a.jpg", "trainstone data verify"),
+        (BROKEN, "listed 0: not an image", "supported formats"),
+        (Sample("cut", save(noisy(80, 80))[:900], 0), "listed 0: truncated JPEG", "loader.on_bad=skip"),
+        (Sample("a.jpg", SAMPLES[0].image), "listed 0: a.jpg has no class label", "one class"),
+        (Sample("a.jpg", SAMPLES[0].image, 3), "listed 0: invalid class 3 of a.jpg", "model.num_classes=4"),
+        (Sample("a.jpg", SAMPLES[0].image, 10**12), "listed 0: invalid class 10", "model.num_classes=1000000000001"),
+        (Sample("a.jpg", SAMPLES[0].image, -1), "listed 0: invalid class -1 of a.jpg", "trainstone data verify"),
     ],
 )
-def test_a_bad_image_is_named_with_what_to_do_or_replaced(sample: Sample, message: str, hint: str):
-    source = Listed([sample, *(Sample("good", one.image, 2) for one in SAMPLES[:3])])
-    with pytest.raises(DataError) as text:
+def test_fill_row_reports_bad_image_with_hint_or_replaces_it(sample: Sample, message: str, hint: str):
+    source = ListSource([sample, *(Sample("good", good.image, 2) for good in SAMPLES[:3])])
+    with pytest.raises(DataError) as caught:
         fill(make_pipeline(source, num_classes=3), 0)
-    assert text.value.message.startswith(message)
-    assert hint in (text.value.hint or "")
+    assert caught.value.message.startswith(message)
+    assert hint in (caught.value.hint or "")
     label, out, bad = fill(make_pipeline(source, num_classes=3, on_bad="skip"), 0)
     assert (label, bad[0].where) == (2, "listed 0")
     again = fill(make_pipeline(source, num_classes=3, on_bad="skip"), 0)
     assert (again[0], again[2], again[1].tobytes()) == (label, bad, out.tobytes())
 
 
-def test_where_labels_do_not_matter_none_is_needed_and_if_all_are_bad_there_is_an_end():
-    assert fill(make_pipeline(Listed([Sample("a.jpg", SAMPLES[0].image)])), 0)[0] == IGNORED
-    message = rf"{SUBSTITUTES} images in a row cannot be used, the last one listed \d: not"
+def test_fill_row_needs_no_label_without_num_classes_and_fails_if_all_images_are_bad():
+    assert fill(make_pipeline(ListSource([Sample("a.jpg", SAMPLES[0].image)])), 0)[0] == IGNORED
+    message = rf"{MAX_REPLACEMENTS} images in a row are unusable, the last one listed \d: not"
     with pytest.raises(DataError, match=message):
-        fill(make_pipeline(Listed([BROKEN] * 5), on_bad="skip"), 0)
+        fill(make_pipeline(ListSource([BROKEN] * 5), on_bad="skip"), 0)
 
 
 @pytest.mark.parametrize("edge", [math.nan, math.inf, -math.inf, 1e300])
-def test_a_box_that_is_no_number_never_stops_the_program(edge: float):
-    """WebDataset's JSON may hold NaN. The image is bad, or the box does not count."""
-    source = Listed([Sample("a", SAMPLES[0].image, 0, (Box(0, 0.1, edge, 0.5, 0.9),))])
+def test_fill_row_never_crashes_on_boxes_with_nan_or_infinity(edge: float):
+    """WebDataset's JSON may contain NaN: the image is bad, or the box is ignored."""
+    source = ListSource([Sample("a", SAMPLES[0].image, 0, (Box(0, 0.1, edge, 0.5, 0.9),))])
     with contextlib.suppress(DataError):
         assert fill(make_pipeline(source, crop="boxes"), 0)[0] == 0
 
 
-def test_errors_that_are_not_the_datas_are_not_passed_over():
-    class Failing(Listed):
+def test_fill_row_raises_errors_other_than_data_error():
+    class Failing(ListSource):
         def read(self, index: int) -> Sample:
             raise ZeroDivisionError
 
@@ -114,24 +114,24 @@ def test_errors_that_are_not_the_datas_are_not_passed_over():
         fill(make_pipeline(Failing(SAMPLES), on_bad="skip"), 0)
 
 
-@pytest.mark.parametrize("keeps", ["off", "files", "pixels"])
+@pytest.mark.parametrize("mode", ["off", "files", "pixels"])
 @pytest.mark.parametrize("limit", [0, 30_000, 1 << 30])
-def test_kept_images_are_read_once_and_give_the_same_batches(keeps: str, limit: int):
-    source = Listed(SAMPLES)
-    plain, kept = make_pipeline(Listed(SAMPLES)), make_pipeline(source, cache=keeps, cache_bytes=limit)
+def test_cached_images_are_read_once_and_give_same_pixels(mode: str, limit: int):
+    source = ListSource(SAMPLES)
+    plain, cached = make_pipeline(ListSource(SAMPLES)), make_pipeline(source, cache=mode, cache_bytes=limit)
     for epoch in range(3):
         for image in range(len(SAMPLES)):
-            assert np.array_equal(fill(kept, image, epoch)[1], fill(plain, image, epoch)[1])
-            assert kept.cache.used_bytes <= limit
-    num_kept = 0 if keeps == "off" else {0: 0, 1 << 30: 14}.get(limit, len(kept.cache._kept))
-    assert source.reads == 3 * 14 - 2 * num_kept
-    assert limit != 30_000 or keeps == "off" or 0 < num_kept < 14
+            assert np.array_equal(fill(cached, image, epoch)[1], fill(plain, image, epoch)[1])
+            assert cached.cache.used_bytes <= limit
+    num_images = 0 if mode == "off" else {0: 0, 1 << 30: 14}.get(limit, len(cached.cache._images))
+    assert source.reads == 3 * 14 - 2 * num_images
+    assert limit != 30_000 or mode == "off" or 0 < num_images < 14
 
 
-def test_many_threads_do_not_break_the_limit():
-    pixels, limit = busy(20, 20), 50 * (1_200 + OVERHEAD_BYTES)
+def test_cache_put_from_many_threads_respects_limit():
+    pixels, limit = noisy(20, 20), 50 * (1_200 + OVERHEAD_BYTES)
     cache, image = Cache("pixels", limit), save(pixels)
-    sample, seen = Sample("x", image, 0), look_sized(image)
+    sample, seen = Sample("x", image, 0), read_checked_header(image)
 
     def work() -> None:
         for index in range(200):
@@ -140,21 +140,21 @@ def test_many_threads_do_not_break_the_limit():
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work) for _ in range(8)]:
             done.result()
-    assert (cache.used_bytes, len(cache._kept)) == (limit, 50)
+    assert (cache.used_bytes, len(cache._images)) == (limit, 50)
 
 
-@pytest.mark.parametrize("keeps", ["files", "pixels"])
-def test_room_in_the_cache_does_not_decide_whether_an_image_is_bad(keeps: str):
-    """Which images find room is chance: threads race for it. A batch must not follow from that."""
-    image = bytearray(save(busy(80, 200), restart_marker_rows=1))
+@pytest.mark.parametrize("mode", ["files", "pixels"])
+def test_cache_limit_does_not_change_which_images_are_bad(mode: str):
+    """Which images fit the cache depends on a race of threads; the batches must not depend on it."""
+    image = bytearray(save(noisy(80, 200), restart_marker_rows=1))
     image[image.index(b"\xff\xd7") + 2 :] = b""
     outcomes: list[list[int]] = []
     for limit in (0, 1 << 20):
-        feed = make_pipeline(Listed([Sample("damaged below", bytes(image), 0)]), cache=keeps, cache_bytes=limit)
+        pipeline = make_pipeline(ListSource([Sample("damaged below", bytes(image), 0)]), cache=mode, cache_bytes=limit)
         outcomes.append([])
         for epoch in range(30):
             with contextlib.suppress(DataError):
-                fill(feed, 0, epoch)
+                fill(pipeline, 0, epoch)
                 outcomes[-1].append(epoch)
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0]) < 30
@@ -173,7 +173,7 @@ BOX = Box(2, 0.25, 0.5, 0.75, 1.0, crowd=True, area=0.1)
 
 
 def draw(width: int, height: int, edges: Edges) -> tuple[np.ndarray, Box]:
-    """A magenta rectangle on grey noise, and its box."""
+    """Return an image with a magenta rectangle on grey noise, and its box."""
     noise = np.random.default_rng(width).integers(90, 150, (height, width, 1), dtype=np.uint8)
     pixels = np.repeat(noise, 3, axis=2)
     left, top, right, bottom = edges
@@ -182,19 +182,21 @@ def draw(width: int, height: int, edges: Edges) -> tuple[np.ndarray, Box]:
 
 
 def find_rectangle(pixels: np.ndarray) -> np.ndarray:
-    """Edges of what is coloured, in pixels."""
+    """Return the edges of the coloured rectangle in pixels."""
     strength = pixels.max(axis=2).astype(np.int16) - pixels.min(axis=2)
     coloured = strength > strength.max() / 2
     columns, rows = np.flatnonzero(coloured.mean(axis=0) > 0.01), np.flatnonzero(coloured.mean(axis=1) > 0.01)
     return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
 
 
-def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **augment: Any) -> list[Any]:
-    """Pixels and boxes of an image, epoch after epoch."""
-    source, config = Listed([Sample("drawn", data, boxes=boxes)]), make_config(size, seed=1, **augment)
-    feed = InputPipeline(source, config, train=train, num_classes=3, holds="boxes")
+def load_epochs(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **augment: Any) -> list[Any]:
+    """Return pixels and boxes of an image for each epoch."""
+    source, config = ListSource([Sample("drawn", data, boxes=boxes)]), make_config(size, seed=1, **augment)
+    pipeline = InputPipeline(source, config, train=train, num_classes=3, target_kind="boxes")
     rows = [np.zeros((size, size, 3), np.uint8) for _ in range(epochs)]
-    return [(out, feed.fill(SampleIndex(epoch, 0), out, Worker(), []).boxes) for epoch, out in enumerate(rows)]
+    return [
+        (out, pipeline.fill_row(SampleIndex(epoch, 0), out, WorkerState(), []).boxes) for epoch, out in enumerate(rows)
+    ]
 
 
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
@@ -207,23 +209,23 @@ def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **
         (1200, 1440, 60, (60, 120, 1080, 1380), {4, 8}),
     ],
 )
-def test_a_rectangle_is_where_its_box_says(
+def test_boxes_match_rectangle_in_transformed_image(
     kind: str, resize: str, width: int, height: int, size: int, edges: Edges, shrinks: set[int], monkeypatch
 ):
     shrunk = set()
 
     def spy(*args, shrink, **rest):
         shrunk.add(shrink)
-        return decode_upper(*args, shrink=shrink, **rest)
+        return decode_top_rows(*args, shrink=shrink, **rest)
 
-    monkeypatch.setattr("trainstone.data.pipeline.feed.decode_upper", spy)
+    monkeypatch.setattr("trainstone.data.pipeline.input_pipeline.decode_top_rows", spy)
     pixels, box = draw(width, height, edges)
     cropped = 0
-    for out, boxes in show(KINDS[kind](pixels), (box,), size, 8, resize=resize, **SSD, **COLOURS):
+    for out, boxes in load_epochs(KINDS[kind](pixels), (box,), size, 8, resize=resize, **SSD, **COLOURS):
         assert boxes.labels.tolist() == [2]
-        message = boxes.edges[0] * size
-        assert np.abs(find_rectangle(out) - message).max() <= 2
-        cropped += not np.allclose(message, np.array(edges) / [width, height, width, height] * size, atol=3)
+        expected = boxes.edges[0] * size
+        assert np.abs(find_rectangle(out) - expected).max() <= 2
+        cropped += not np.allclose(expected, np.array(edges) / [width, height, width, height] * size, atol=3)
     assert cropped >= 2
     assert shrinks <= shrunk
 
@@ -236,21 +238,21 @@ def test_a_rectangle_is_where_its_box_says(
         ({"val_crop": "whole", "train": False}, [10, 10, 40, 90]),
     ],
 )
-def test_mirroring_takes_the_box_along_and_validation_shows_all(how: dict[str, Any], expected: list[int]):
+def test_boxes_follow_flip_and_whole_image_validation(how: dict[str, Any], expected: list[int]):
     pixels, box = draw(200, 100, (20, 10, 80, 90))
-    ((out, boxes),) = show(save(pixels, "PNG"), (box,), 100, 1, **how)
+    ((out, boxes),) = load_epochs(save(pixels, "PNG"), (box,), 100, 1, **how)
     assert boxes.edges[0] * 100 == pytest.approx(expected)
     assert np.abs(find_rectangle(out) - expected).max() <= 1
 
 
 def make_row(count: int, number: int = 0) -> RowTargets:
     boxes = [Box(label, 0.0, 0.0, 0.5, 0.25) for label in range(count)]
-    return RowTargets(boxes=list_boxes(boxes, (20, 40), Crop(0, 0, 20, 40), flip=False), facts=(number, 20, 40))
+    return RowTargets(boxes=transform_boxes(boxes, (20, 40), Crop(0, 0, 20, 40), flip=False), facts=(number, 20, 40))
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
-def test_every_box_is_packed_once_and_places_come_in_eights(counts: list[int]):
-    edges, labels = pack([*(make_row(count) for count in counts), NOTHING], "boxes")
+def test_collate_targets_pads_boxes_to_multiple_of_eight(counts: list[int]):
+    edges, labels = collate_targets([*(make_row(count) for count in counts), NO_TARGETS], "boxes")
     places = labels.shape[1]
     assert places == max(8, -(-max(counts) // 8) * 8)
     assert edges.shape == (len(counts) + 1, places, 4)
@@ -259,15 +261,15 @@ def test_every_box_is_packed_once_and_places_come_in_eights(counts: list[int]):
     assert (edges[labels == IGNORED] == 0).all()
 
 
-def test_truth_tells_crowds_areas_and_facts():
-    edges, labels, crowds, areas, facts = pack([make_row(2, 7), NOTHING], "truth")
+def test_collate_targets_of_truth_has_crowds_areas_and_facts():
+    edges, labels, crowds, areas, facts = collate_targets([make_row(2, 7), NO_TARGETS], "truth")
     assert [part.dtype for part in (edges, labels, crowds, areas, facts)] == [
         np.float32, np.int64, np.bool_, np.float32, np.int64,
     ]  # fmt: skip
     assert areas[0].tolist() == [100, 100, 0, 0, 0, 0, 0, 0]
     assert not crowds.any()
     assert facts.tolist() == [[7, 20, 40], [IGNORED, 0, 0]]
-    left = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), CropWindow(40, 40, 200, 100), flip=False)
-    assert left.labels.tolist() == [2]  # a box of which nothing is left is left out
-    (labels,) = pack([RowTargets(4), NOTHING], "class")
+    inside = transform_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), CropWindow(40, 40, 200, 100), flip=False)
+    assert inside.labels.tolist() == [2]  # the box outside the window is dropped
+    (labels,) = collate_targets([RowTargets(4), NO_TARGETS], "class")
     assert (labels.dtype, labels.tolist()) == (np.int64, [4, IGNORED])
