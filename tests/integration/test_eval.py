@@ -98,7 +98,7 @@ def test_eval_export_can_be_converted(quick, tmp_path: Path, checkpoint: str):
     assert done.code == 0, done.err
     message = done.json()
     assert message["network"].startswith("ResNet-18")
-    assert (message["left_out"], message["file"]) == ([], "w.pth")
+    assert (message["skipped"], message["file"]) == ([], "w.pth")
     again = quick("weights", "convert", checkpoint, "again.pth")
     assert again.code == 0, again.err
     first, second = (torch.load(tmp_path / name, weights_only=True) for name in ("w.pth", "again.pth"))

@@ -136,7 +136,7 @@ def test_train_clear_caches_clears_page_cache_or_reports_finding(
     run = train_here(config, tmp_path / "runs", monkeypatch)
     clear = read_log(run.path)["cache_clear"]
     assert clear.value is permitted
-    found = [one.message for one in run.result.findings if one.code == "caches-kept"]
+    found = [one.message for one in run.result.findings if one.code == "page-cache-kept"]
     if permitted:
         assert switch.read_text() == "3"
         assert found == []

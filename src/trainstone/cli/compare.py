@@ -92,7 +92,7 @@ def compare(
     if fail_below is not None:
         check_fail_below(fail_below)
     comparison, lost = results.compare(runs, to, force=force)
-    for message in comparison.left_out:
+    for message in comparison.skipped:
         print(f"warning: not compared: {printable(message)}", file=sys.stderr)
     if page is not None:
         from trainstone.report.page import write_comparison_page

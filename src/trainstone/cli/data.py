@@ -495,7 +495,7 @@ def split_rows(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tup
     if split.boxes is not None and split.boxes.images:
         per = split.boxes.boxes / split.boxes.images
         yield "  boxes", f"{split.boxes.boxes:,}, {per:.1f} per image"
-    if (seen := split.looked_at) is not None:
+    if (seen := split.sampled) is not None:
         kinds = ", ".join(f"{format_share(n / seen.images)} {kind}" for kind, n in seen.kinds.items())
         size = f"{seen.width.median:.0f} x {seen.height.median:.0f}"
         if seen.width.minimum == seen.width.maximum and seen.height.minimum == seen.height.maximum:

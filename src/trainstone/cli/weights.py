@@ -72,11 +72,11 @@ def convert(
     parameters = f"{format_count(converted.tensors, 'tensor')}, {converted.parameters:,} parameters"
     size = format_bytes(converted.bytes)
     print(printable(f"wrote {converted.network} of {file} to {target}: {parameters}, {size}"))
-    if converted.left_out:
-        more = ", ..." if len(converted.left_out) > 3 else ""
+    if converted.skipped:
+        more = ", ..." if len(converted.skipped) > 3 else ""
         print(
             printable(
-                f"skipped {format_count(len(converted.left_out), 'tensor')}: {', '.join(converted.left_out[:3])}{more}"
+                f"skipped {format_count(len(converted.skipped), 'tensor')}: {', '.join(converted.skipped[:3])}{more}"
             )
         )
 

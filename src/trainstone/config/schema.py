@@ -150,7 +150,7 @@ class AugmentConfig(ConfigSection):
     """Crop overlap: range of the crop's width and height, as shares of the image's."""
     overlaps: Shares = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
     """Crop overlap: minimum IoU of the crop and every box. One of these values is drawn, or the full image is used."""
-    aspect_law: Literal["log", "uniform"] = "log"
+    aspect_distribution: Literal["log", "uniform"] = "log"
     """How crop area draws the aspect ratio. log: log-uniform (torchvision). uniform: as crop boxes always does."""
     attempts: Annotated[int, Field(ge=1, le=1000)] = 10
     """Number of crops tried until one fits (crop boxes: and covers an object; crop overlap: for each minimum IoU)."""
@@ -207,7 +207,7 @@ class LoaderConfig(ConfigSection):
 class DetectConfig(ConfigSection):
     """Detection: matching of default boxes to objects, and selection of detections."""
 
-    match_overlap: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    match_iou: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """A default box is matched to an object when their IoU is above this; each object's best box always is."""
     negatives: Annotated[float, Field(gt=0, le=100)] = 3.0
     """Default boxes without an object that count in the loss, per matched box: those with the highest loss."""
@@ -215,9 +215,9 @@ class DetectConfig(ConfigSection):
     """Detections with at most this score are skipped."""
     before_nms: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Maximum detections per image, over all classes, that enter non-maximum suppression: the highest scores."""
-    nms_overlap: Share = 0.5
+    nms_iou: Share = 0.5
     """Of two detections of a class with an IoU above this value, the one with the lower score is removed."""
-    max_found: Annotated[int, Field(ge=1, le=10_000)] = 200
+    max_detections: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Maximum number of detections per image."""
     inclusive_edges: bool = False
     """Evaluation: count a box from 10 to 20 as 11 pixels wide, as the original SSD did. false: 10, as COCO does."""
@@ -241,7 +241,7 @@ class TrainConfig(ConfigSection):
     update are those of the sum over the batch, as in MXNet."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Label smoothing: share a of the target that is taken from the true class."""
-    smoothing_over: Literal["all", "others"] = "all"
+    smoothing_classes: Literal["all", "others"] = "all"
     """Classes that get the share a of label_smoothing. all: a/K for each of K classes, the true one included (torch,
     TensorFlow). others: a/(K-1) for each other class (MXNet)."""
     mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -259,8 +259,8 @@ class OptimizerConfig(ConfigSection):
     """Peak learning rate of the schedule."""
     rate_for: Annotated[int, Field(ge=1)] | Literal["run", "rank"] = "run"
     """Batch that learning_rate is meant for. run: any; the rate is used as written. A number: a global batch of that
-    size. rank: the batch of one rank. For another batch the rate is scaled (rate_growth)."""
-    rate_growth: Literal["linear", "sqrt"] = "linear"
+    size. rank: the batch of one rank. For another batch the rate is scaled (rate_scaling)."""
+    rate_scaling: Literal["linear", "sqrt"] = "linear"
     """How the rate scales with the global batch if rate_for is a number: in proportion or by the square root."""
     rate_unit: Annotated[float, Field(gt=0)] | None = None
     """Round the scaled rate to a multiple of this value, at least one."""
@@ -331,7 +331,7 @@ class EvalConfig(ConfigSection):
     """Images per device and step of evaluation. auto: the training batch size, at least 32."""
     at_end: bool = True
     """Also evaluate after the last epoch. A run that ends early or has no evaluation due is evaluated in any case."""
-    drop_rest: bool = False
+    drop_last: bool = False
     """Skip validation images that do not fill a last batch of eval.batch_size."""
 
     @model_validator(mode="after")

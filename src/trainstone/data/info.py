@@ -70,7 +70,7 @@ def summarise_data_set(
 
 def inspect_images(
     source: Source, number: int, bad: dict[int, str]
-) -> tuple[results.LookedAt | None, dict[int, list[int]]]:
+) -> tuple[results.SampledImages | None, dict[int, list[int]]]:
     """Read the headers of evenly spaced images; return their statistics and their box labels by record."""
     headers, lengths = list[ImageHeader](), list[int]()
     boxes: dict[int, list[int]] = {}
@@ -85,7 +85,7 @@ def inspect_images(
     if not headers:
         return None, boxes
     sizes = Counter((entry.width, entry.height) for entry in headers)
-    found = results.LookedAt(
+    found = results.SampledImages(
         images=len(headers),
         width=compute_quantiles([entry.width for entry in headers]),
         height=compute_quantiles([entry.height for entry in headers]),
@@ -105,7 +105,7 @@ def compute_quantiles(numbers: Sequence[int]) -> results.Quantiles:
 
 
 def describe_split(
-    split: Split, found: DataSet, labels: Labels, inspected: results.LookedAt | None, bad: Mapping[int, str]
+    split: Split, found: DataSet, labels: Labels, inspected: results.SampledImages | None, bad: Mapping[int, str]
 ) -> results.SplitSummary:
     paths: Sequence[Path] | None = getattr(split.source, "paths", None)
     number, classes, counts = len(found.classes), labels.classes, labels.per_record[labels.per_record >= 0]
@@ -127,7 +127,7 @@ def describe_split(
         unlabelled=int((classes < 0).sum()) + (0 if boxes else int((counts == 0).sum())),
         counted=len(labels.per_record),
         boxes=boxes,
-        looked_at=inspected,
+        sampled=inspected,
         num_bad=len(bad),
         bad=[results.BadRecord(where=where, why=why.removeprefix(f"{where}: ")) for where, why in listed],
     )

@@ -75,7 +75,7 @@ def peak_rate(optimizer: OptimizerConfig, *, global_batch: int, ranks: int) -> f
     if optimizer.rate_for == "run":
         return optimizer.learning_rate
     growth = ranks if optimizer.rate_for == "rank" else global_batch / optimizer.rate_for
-    if optimizer.rate_for != "rank" and optimizer.rate_growth == "sqrt":
+    if optimizer.rate_for != "rank" and optimizer.rate_scaling == "sqrt":
         growth = math.sqrt(growth)
     rate, unit = optimizer.learning_rate * growth, optimizer.rate_unit
     # MLPerf's SSD allows multiples of a unit only, at least one.
@@ -95,7 +95,7 @@ def describe_rate_change(
     before, after = (peak_rate(optimizer, global_batch=batch, ranks=ranks) for batch, ranks in (intended, now))
     if optimizer.rate_for == "run":
         return f"{images}: the peak learning rate stays {before:g} (optimizer.rate_for = run)"
-    rule = "in proportion to the ranks" if optimizer.rate_for == "rank" else GROWTHS[optimizer.rate_growth]
+    rule = "in proportion to the ranks" if optimizer.rate_for == "rank" else GROWTHS[optimizer.rate_scaling]
     rule += "" if optimizer.rate_unit is None else f" and a multiple of {optimizer.rate_unit:g}"
     return f"{images}: the peak learning rate is {after:.4g} instead of {before:.4g}, {rule}"
 

@@ -374,7 +374,7 @@ class Converted(NamedTuple):
     tensors: int
     parameters: int
     bytes: int
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
     """Names in the source that were not written to the target."""
 
 
@@ -422,6 +422,6 @@ def convert_weights(source: Path, target: Path) -> Converted:
         torch.save(OrderedDict(gather_tensors(kept)), memory)
         write_bytes(target, memory.getvalue())
     parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
-    left_out = (*others, *(name for name in weights if name not in kept))
+    skipped = (*others, *(name for name in weights if name not in kept))
     written = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
-    return Converted(str(written), kind, len(kept), parameters, target.stat().st_size, left_out)
+    return Converted(str(written), kind, len(kept), parameters, target.stat().st_size, skipped)

@@ -38,7 +38,7 @@ def build_dataset_page(summary: DatasetSummary) -> Page:
 
 
 def build_overview(summary: DatasetSummary) -> Section:
-    num_sampled = sum(split.looked_at.images for split in summary.splits if split.looked_at)
+    num_sampled = sum(split.sampled.images for split in summary.splits if split.sampled)
     tiles = [
         ("images", f"{sum(split.records for split in summary.splits):,}"),
         ("classes", f"{len(summary.classes):,}"),
@@ -53,7 +53,7 @@ def build_overview(summary: DatasetSummary) -> Section:
     rows = []
     for split in summary.splits:
         size, shown = "" if split.bytes is None else format_bytes(split.bytes), [""] * 3
-        if seen := split.looked_at:
+        if seen := split.sampled:
             size = size or f"about {format_bytes(seen.bytes.mean * split.records)}"
             shares = [describe_shares(counts, seen.images) for counts in (seen.kinds, seen.colours)]
             shown = [f"{seen.width.median:.0f} × {seen.height.median:.0f}", *shares]
@@ -162,15 +162,15 @@ def build_sizes(summary: DatasetSummary) -> Section | None:
     """Tabulate and draw image sizes; no chart if all images have the same size."""
     rows, blocks, measured = [], list[Block](), []
     for number, split in enumerate(summary.splits):
-        if split.looked_at is None:
+        if split.sampled is None:
             continue
-        measured.append(f"{split.looked_at.images:,} of {split.records:,} in {split.name}")
+        measured.append(f"{split.sampled.images:,} of {split.records:,} in {split.name}")
         for what in ("width", "height", "bytes"):
-            spread: Quantiles = getattr(split.looked_at, what)
+            spread: Quantiles = getattr(split.sampled, what)
             show = format_bytes if what == "bytes" else "{:,.0f}".format
             ends = (spread.minimum, spread.p5, spread.median, spread.p95, spread.maximum, spread.mean)
             rows.append([f"{split.name}: {what}", *map(show, ends)])
-        sizes = split.looked_at.sizes
+        sizes = split.sampled.sizes
         if len(sizes) < 2:
             continue
         shown = sizes[:MAX_SIZES]  # one circle each; its area is the number of images

@@ -98,7 +98,7 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
     rows += compare_published(list(groups.values()), words, skipped) if words else []
     messages = [run.message for run in skipped]
     verdict = format_comparison_verdict(rows, mean)
-    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=messages)
+    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, skipped=messages)
     return comparison, [run.message for run in skipped if run.lost]
 
 

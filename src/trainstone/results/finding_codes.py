@@ -45,7 +45,7 @@ CODES = {
     "data-bound": FindingCode(
         "The device waits for data more than 10 % of the time, or training on real images is more than 10 % slower "
         "than on synthetic batches. The model could train faster than this number.",
-        "speed up the input pipeline: more loader.threads, smaller stored images; compare them: trainstone data bench SET",
+        "use more loader.threads, or smaller images; compare them: trainstone data bench SET",
     ),
     "images-skipped": FindingCode(
         "Damaged images were skipped (loader.on_bad = skip) and replaced by others. log.txt names the first hundred.",
@@ -124,7 +124,7 @@ CODES = {
         "first keys, log.txt all of them. The MLPerf checker sees only the log and may accept it.",
         "--set mlperf.division=auto, or use the values of resnet50-mlperf or ssd300-mlperf",
     ),
-    "caches-kept": FindingCode(
+    "page-cache-kept": FindingCode(
         "mlperf.clear_caches is set, but the page cache was not cleared: that needs root, and few containers allow "
         "it. Recently read images come from memory, so the run is faster than on a fresh machine.",
         "run as root, or clear it before the run: sync; echo 3 > /proc/sys/vm/drop_caches",

@@ -46,7 +46,7 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
 
     def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         train = config.train
-        return cross_entropy(logits, labels, smoothing=train.label_smoothing, over=train.smoothing_over)
+        return cross_entropy(logits, labels, smoothing=train.label_smoothing, over=train.smoothing_classes)
 
     def loss(model: nn.Module, batch: workload.Batch) -> Tensor:
         if len(batch) == 2:

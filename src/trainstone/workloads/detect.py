@@ -79,7 +79,7 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
 
     def loss(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, boxes, labels = batch
-        targets = match(boxes, labels, defaults, min_overlap=detect.match_overlap)
+        targets = match(boxes, labels, defaults, min_overlap=detect.match_iou)
         return detection_loss(*model(normalise(images)), *targets, negatives=detect.negatives)
 
     return loss
@@ -92,8 +92,8 @@ def build_detector(config: Config, device: torch.device) -> Callable[[nn.Module,
         defaults=default_boxes(config.data.image_size).to(device),
         min_score=detect.min_score,
         max_candidates=detect.before_nms,
-        max_overlap=detect.nms_overlap,
-        max_boxes=detect.max_found,
+        max_overlap=detect.nms_iou,
+        max_boxes=detect.max_detections,
     )
     return lambda model, images: find(*forward(model, images))
 
@@ -228,12 +228,12 @@ def render_samples(opened: OpenSplit, evaluated: EvalRows, names: list[str]) -> 
         for place in np.flatnonzero(truth.image == number).tolist():
             edges = relative_edges(truth.edges[place], width, height)
             label = name_class(names, truth.label[place])
-            boxes.append(ShownBox(label=label, **edges, right_one=bool(is_found[place])))
+            boxes.append(ShownBox(label=label, **edges, correct=bool(is_found[place])))
         best = np.flatnonzero((found.image == number) & (found.score >= MIN_SCORE))
         for place in best[np.argsort(-found.score[best], kind="stable")][:MAX_SHOWN_BOXES].tolist():
             edges, score = relative_edges(found.edges[place], width, height), round(float(found.score[place]), 3)
             label = name_class(names, found.label[place])
-            boxes.append(ShownBox(label=label, **edges, score=score, right_one=bool(is_right[place])))
+            boxes.append(ShownBox(label=label, **edges, score=score, correct=bool(is_right[place])))
         try:
             image = Image.fromarray(decode(opened.source.read(number).image))
         except DataError:

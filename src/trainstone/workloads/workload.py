@@ -117,12 +117,12 @@ class Workload:
         """Open the loader of a rank's share of the validation images; each is read once, so the cache is off."""
         self.check_classes(config, opened.dataset)
         batch_size = choose_eval_batch(config)
-        parts = batch_size if config.eval.drop_rest else 1
+        parts = batch_size if config.eval.drop_last else 1
         if len(opened.source) < parts:
             raise DataError(
-                f"too few validation images: {len(opened.source)}; eval.drop_rest = true needs a full batch of "
+                f"too few validation images: {len(opened.source)}; eval.drop_last = true needs a full batch of "
                 f"{batch_size}",
-                hint="--set eval.drop_rest=false",
+                hint="--set eval.drop_last=false",
             )
         loader_options = {"target_kind": self.eval_target_kind, "parts": parts, "train": False}
         config = change_section(config, "loader", cache="off")

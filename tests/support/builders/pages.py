@@ -98,7 +98,9 @@ def write_loader_run(folder: Path) -> Path:
     synthetic = {"synthetic_images_per_second": 100.0, "synthetic_ci95": (99.0, 101.0)}
     stored = {"threads": 2, "engine": "threads", "images": 1000, "storage": "RecordIO", "digest": "x"}
     stages = {"stage_seconds_per_image": {"read": 1e-3, "decode": 3e-3}}
-    return write_run(folder, make_result("fed", 90.0, loader=LoaderResult(**measured, **synthetic, **stored, **stages)))
+    return write_run(
+        folder, make_result("loader", 90.0, loader=LoaderResult(**measured, **synthetic, **stored, **stages))
+    )
 
 
 def draw_shown_boxes(number: int) -> list[ShownBox]:
@@ -109,14 +111,14 @@ def draw_shown_boxes(number: int) -> list[ShownBox]:
         left, top = random.uniform(0.02, 0.97 - w), random.uniform(0.02, 0.97 - h)
         things.append((str(label), (left, top, left + w, top + h)))
     random = np.random.default_rng(50 + number)
-    shown = [box_of(label, edges, right_one=place > 0) for place, (label, edges) in enumerate(things)]
+    shown = [box_of(label, edges, correct=place > 0) for place, (label, edges) in enumerate(things)]
     for place, (label, edges) in enumerate(things[1:]):
         near = tuple(np.clip(np.array(edges) + random.normal(0, 0.012, 4), 0, 1))
-        shown.append(box_of(label, near, score=float(0.97 - 0.18 * place), right_one=True))
+        shown.append(box_of(label, near, score=float(0.97 - 0.18 * place), correct=True))
     label, edges = things[1]
     moved = tuple(np.clip(np.array(edges) + 0.05, 0, 1))
-    shown.append(box_of("dog" if label != "dog" else "cow", moved, score=0.44, right_one=False))
-    return [*shown, box_of("bird", (0.01, 0.01, 0.12, 0.1), score=0.12, right_one=False)]
+    shown.append(box_of("dog" if label != "dog" else "cow", moved, score=0.44, correct=False))
+    return [*shown, box_of("bird", (0.01, 0.01, 0.12, 0.1), score=0.12, correct=False)]
 
 
 def box_of(label: str, edges: tuple[float, ...], **more: Any) -> ShownBox:
@@ -171,8 +173,8 @@ def make_split(name: str, counts: list[int], **changes) -> dataset.SplitSummary:
         for what, low, high in (("width", 300, 500), ("height", 200, 400), ("bytes", 1000, 3000))
     }
     sizes = [dataset.SizeCount(width=w, height=h, images=n) for w, h, n in ((500, 375, 4), (300, 200, 1))]
-    looked = dataset.LookedAt(images=5, **spread, kinds={"jpeg": 4, "png": 1}, colours={"rgb": 5}, sizes=sizes)
-    given = {"records": sum(counts), "counted": sum(counts), "looked_at": looked, **changes}
+    looked = dataset.SampledImages(images=5, **spread, kinds={"jpeg": 4, "png": 1}, colours={"rgb": 5}, sizes=sizes)
+    given = {"records": sum(counts), "counted": sum(counts), "sampled": looked, **changes}
     return dataset.SplitSummary(name=name, class_counts=counts, **given)
 
 
@@ -201,7 +203,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "killed": lambda folder: copy_golden(folder, "killed"),
     "throttled": lambda folder: copy_golden(folder, "throttled"),
     "ten-ranks": lambda folder: copy_golden(folder, "ten-ranks"),
-    "fed": write_loader_run,
+    "loader": write_loader_run,
     "compared": write_compared,
     "sweep": lambda folder: write_sweep(folder, make_sweep(*BATCHES)),
     "sweep-curves": lambda folder: write_sweep(folder, make_sweep(*CURVES, profile=True, **OF_CURVES)),

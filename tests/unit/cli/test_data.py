@@ -247,7 +247,7 @@ def test_weights_convert_prints_written_and_skipped_tensors_or_json(source: Path
         "tensors": 218,
         "parameters": sum(every.values()),
         "bytes": target.stat().st_size,
-        "left_out": [],
+        "skipped": [],
     }
 
 

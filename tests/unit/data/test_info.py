@@ -45,10 +45,10 @@ def test_summary_of_generated_images_has_counts_statistics_and_thumbnails():
     assert train.records == train.counted == 95
     assert train.class_counts == [10] * 5 + [9] * 5
     assert val.class_counts == [2] * 10
-    assert train.looked_at is not None
-    assert (train.looked_at.images, train.looked_at.kinds, train.looked_at.colours) == (30, {"jpeg": 30}, {"rgb": 30})
-    assert (train.looked_at.width.median, train.looked_at.height.maximum) == (48, 32)
-    assert [size.images for size in train.looked_at.sizes] == [30]
+    assert train.sampled is not None
+    assert (train.sampled.images, train.sampled.kinds, train.sampled.colours) == (30, {"jpeg": 30}, {"rgb": 30})
+    assert (train.sampled.width.median, train.sampled.height.maximum) == (48, 32)
+    assert [size.images for size in train.sampled.sizes] == [30]
     assert train.num_bad == 0
     assert [sample.split for sample in summary.samples] == ["train"] * 6 + ["val"] * 6
     assert len({sample.label for sample in summary.samples if sample.split == "train"}) == 6

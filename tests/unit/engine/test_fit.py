@@ -168,7 +168,7 @@ def test_fit_to_machine_for_training_fits_batch_to_memory_and_reports_rate(monke
     ("changes", "message"),
     [
         ({"rate_for": 256}, "0.05 instead of 0.4, in proportion to the images"),
-        ({"rate_for": 256, "rate_growth": "sqrt"}, "0.07071 instead of 0.2, by the square root of the images"),
+        ({"rate_for": 256, "rate_scaling": "sqrt"}, "0.07071 instead of 0.2, by the square root of the images"),
         ({"rate_for": "rank"}, "0.1 instead of 0.4, in proportion to the ranks"),
         ({"rate_for": "run"}, "the peak learning rate stays 0.1 (optimizer.rate_for = run)"),
     ],

@@ -21,7 +21,7 @@ import scipy.io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.builders.archives import fix_checksums, build_tar_header, make_instances, make_tar
+from support.builders.archives import build_tar_header, fix_checksums, make_instances, make_tar
 from support.builders.damage import damaged, quick
 from support.builders.data_sets import BOXES, CLASSES, JPEGS
 from support.builders.ncu_files import AFTER, BEFORE, make_long, make_wide
@@ -279,7 +279,8 @@ CASES: list[tuple[str, bytes, str]] = [
       for size in (b"77777777777\0", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"0000000009\0\0", b"-0000000003\0",
                    b"0000000000x\0")),
     *(("a.tar", data, "byte 0")
-      for data in (build_tar_header(b"77777777777\0", kind=b"x"), build_tar_header(b"00000001000\0", kind=b"L"), build_tar_header(name=b""), b"x" * 512,
+      for data in (build_tar_header(b"77777777777\0", kind=b"x"), build_tar_header(b"00000001000\0", kind=b"L"),
+                   build_tar_header(name=b""), b"x" * 512,
                    gzip.compress(TAR), bz2.compress(TAR), lzma.compress(TAR))),
     ("a.tar", build_tar_header(kind=b"L") + END, "byte 512"),
     ("a.tar", encode_member("a.jpg", b"1") * 2 + END, "byte 1024"),

@@ -377,7 +377,7 @@ def test_convert_weights_pickle_has_original_content(tmp_path: Path):
     assert made.parameters == sum(a.size for n, a in plain.items() if "running" not in n)
     assert made.bytes == (tmp_path / "a.pickle").stat().st_size
     left = {name for name in without_counters(state) if name.startswith(ENDS)}
-    assert set(made.left_out) == left
+    assert set(made.skipped) == left
 
 
 def test_convert_weights_reads_pickle_with_original_prefix(tmp_path: Path):
@@ -389,7 +389,7 @@ def test_convert_weights_reads_pickle_with_original_prefix(tmp_path: Path):
     other["ssd0_expand_conv0_weight"] = np.zeros(3, dtype=np.float32)
     (tmp_path / "b.pickle").write_bytes(pickle.dumps(other))
     made = convert_weights(tmp_path / "b.pickle", tmp_path / "c.safetensors")
-    assert made.left_out == ("ssd0_expand_conv0_weight",)
+    assert made.skipped == ("ssd0_expand_conv0_weight",)
     assert same(without_counters(load_file(tmp_path / "c.safetensors")), without_counters(trunk(state)))
 
 
@@ -408,7 +408,7 @@ def test_convert_weights_recognises_network_variants(
     state = make_state(**{"depth": 18, **options})
     torch.save(state, tmp_path / "a.pth")
     made = convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
-    assert (made.network, made.left_out) == (network, ())
+    assert (made.network, made.skipped) == (network, ())
     assert same(load_file(tmp_path / "b.safetensors"), state)
     if refusal:
         with pytest.raises(ConfigError, match=refusal):

@@ -223,7 +223,7 @@ SINGLE = {
         ("--data-layout nchw", {"engine.channels_last": False}),
         ("-j 4", {"loader.threads": 4}),
         ("-t 21.2", {"eval.target": 0.212}),
-        ("--nms-topk 400 --post-nms -1", {"detect.before_nms": 400, "detect.max_found": 400}),
+        ("--nms-topk 400 --post-nms -1", {"detect.before_nms": 400, "detect.max_detections": 400}),
         ("--log-interval 20", {"original.every_steps": 20}),
         ("--coco-root /c", files("/c")),
         ("--use-tfrecord --tfrecord-root /t", files("/t")),
@@ -614,7 +614,7 @@ def test_translate_random_flags_command_gives_same_config(parts: list[tuple[str,
 def test_format_recipe_file_contains_defects():
     Path("mine.toml").write_text(format_recipe_file(translate_line("wmlce", WMLCE)))
     right, wrong = (load_config("./mine.toml", settings=more) for more in ([], ["original_defects=true"]))
-    assert (right.schedule.warm_up_offset, wrong.schedule.warm_up_offset, wrong.eval.drop_rest) == (True, False, True)
+    assert (right.schedule.warm_up_offset, wrong.schedule.warm_up_offset, wrong.eval.drop_last) == (True, False, True)
 
 
 def test_format_recipe_file_hostile_text_stays_in_comment():

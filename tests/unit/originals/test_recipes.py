@@ -163,7 +163,7 @@ def test_wmlce_recipe_matches_original(system: str, defects: bool):
         assert rate(step) == pytest.approx(peak * step / warm if step < warm else cosine, rel=1e-9, abs=1e-15)
     assert rate(warm) == pytest.approx((0.938 if defects else 1) * peak, rel=1e-3)
     assert evaluated(config, rank) == [50]
-    assert config.eval.drop_rest == defects
+    assert config.eval.drop_last == defects
 
 
 def build(recipe: str) -> nn.Module:
@@ -264,7 +264,7 @@ KNOWN = {
     "augment.attempts": (..., 100, 10, 100),
     "augment.area": ((0.05, 1.0), (0.05, 1.0), (0.08, 1.0), (0.05, 1.0)),
     "augment.aspect": ((3 / 4, 4 / 3), (0.75, 1.33), (3 / 4, 4 / 3), (0.75, 1.33)),
-    "augment.aspect_law": ("uniform", ..., "log", ...),
+    "augment.aspect_distribution": ("uniform", ..., "log", ...),
     "augment.resize": (..., "bilinear", "antialias", "bilinear"),
     "augment.normalise": ("standard", "mean", "standard_unit", "mean_255"),
     "augment.flip": (0.5, 0.5, 0.5, 0.5),
@@ -386,8 +386,8 @@ SSD_KNOWN = {
         **{"normalise": "standard"},
     },
     "detect": {
-        **{"match_overlap": 0.5, "negatives": 3.0, "min_score": 0.0, "before_nms": 200, "nms_overlap": 0.5},
-        **{"max_found": 200, "inclusive_edges": False},
+        **{"match_iou": 0.5, "negatives": 3.0, "min_score": 0.0, "before_nms": 200, "nms_iou": 0.5},
+        **{"max_detections": 200, "inclusive_edges": False},
     },
     "train": {"precision": "fp16", "loss_scale": 128.0, "adapt": ("batch_size", "precision"), "accumulate": 1},
     "optimizer": {"name": "sgd", "momentum": 0.9, "momentum_correction": False, "decay": "all", "rate_unit": 2.5e-3},

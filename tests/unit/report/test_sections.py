@@ -411,11 +411,11 @@ def gallery_of(folder: Path, *images: QualitySample) -> tuple[Gallery | None, li
 
 def test_gallery_clips_boxes_and_fits_labels(tmp_path: Path):
     image = image_of(
-        made.box_of("dog", (0.5, 0.25, 0.75, 0.5), right_one=True),
-        made.box_of("cat", (0.1, 0.1, 0.2, 0.2), right_one=False),
-        made.box_of("dog", (0.5, 0.25, 0.75, 0.5), score=0.91, right_one=True),
-        made.box_of("cow", (-0.2, 0.9, 0.3, 1.4), score=0.4, right_one=False),
-        made.box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, right_one=True),
+        made.box_of("dog", (0.5, 0.25, 0.75, 0.5), correct=True),
+        made.box_of("cat", (0.1, 0.1, 0.2, 0.2), correct=False),
+        made.box_of("dog", (0.5, 0.25, 0.75, 0.5), score=0.91, correct=True),
+        made.box_of("cow", (-0.2, 0.9, 0.3, 1.4), score=0.4, correct=False),
+        made.box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, correct=True),
     )
     gallery, notes = gallery_of(tmp_path, image)
     assert (gallery.min_score, notes) == (0.3, [])
@@ -485,7 +485,7 @@ def test_gallery_slider_sets_minimum_score(browser: Browser, tmp_path: Path):
             page.evaluate(MOVE.format(least))
         shown = sorted(page.evaluate(f"{SHOWN}.map(box => Number(box.dataset.score))"))
         assert shown == pytest.approx([score for score in scores if score >= least])
-    correct = sum(box.right_one is True for box in made.make_images()[3].boxes if box.score is not None)
+    correct = sum(box.correct is True for box in made.make_images()[3].boxes if box.score is not None)
     assert page.evaluate("document.querySelectorAll('.scored .count')[3].textContent") == str(correct)
     img, svg = (
         page.evaluate(f"document.querySelector('.large {tag}').getBoundingClientRect().width") for tag in ("img", "svg")
@@ -510,8 +510,8 @@ def test_labels_chart_draws_all_of_few_classes_and_extremes_of_many():
 def test_dataset_page_reports_partial_counts_and_skips_chart_of_one_size():
     summary = made.make_summary(detect=True)
     split = summary.splits[0]
-    alike = split.looked_at.model_copy(update={"sizes": split.looked_at.sizes[:1]})
-    part = split.model_copy(update={"counted": 4, "looked_at": alike})
+    alike = split.sampled.model_copy(update={"sizes": split.sampled.sizes[:1]})
+    part = split.model_copy(update={"counted": 4, "sampled": alike})
     page = build_dataset_page(summary.model_copy(update={"splits": [part]}))
     assert "Only a part of the images was counted: 4 of 6 in train." in find(page, "labels").lead
     assert ("boxes in 4 images", "6") in page.sections[0].blocks[0].rows

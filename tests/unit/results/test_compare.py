@@ -35,7 +35,7 @@ def test_compare_five_runs_ten_percent_apart_is_faster(tmp_path):
     assert row.ratio == pytest.approx(row.a.images_per_second / row.b.images_per_second)
     assert len(row.a.runs) == len(row.b.runs) == 5
     assert row.p_holm == row.p_value < 0.001
-    assert (row.noise_floor, got.geometric_mean, got.left_out) == (0.02, None, [])
+    assert (row.noise_floor, got.geometric_mean, got.skipped) == (0.02, None, [])
     assert "device: New | Old" in row.differences
     assert got.verdict == "A (New) is 1.100 times as fast as B (Old) (1.088 … 1.112; 95 %, between runs): faster"
 
@@ -102,7 +102,7 @@ def test_compare_without_common_group_names_closest_pair(tmp_path):
         compare(a, as_arguments(b))
     got = compare(a, as_arguments(b), force=True)
     assert [row.b.runs for row in got.rows] == [[str(b[1])]] * 3
-    assert got.left_out == ["resnet50 v2 · fp32 · batch 16: only in B, 1 run"]
+    assert got.skipped == ["resnet50 v2 · fp32 · batch 16: only in B, 1 run"]
 
 
 def test_compare_adds_settings_to_equal_row_labels(tmp_path):
@@ -169,7 +169,7 @@ def test_compare_with_published_skips_or_rejects_other_models(tmp_path):
         compare([str(small)], ["published"])
     got = compare([str(small), str(gpu_run(tmp_path))], ["a10-lambda-amp"])
     assert len(got.rows) == 1
-    assert got.left_out == ["resnet50 v2 · fp32 · batch 8: no published figures"]
+    assert got.skipped == ["resnet50 v2 · fp32 · batch 8: no published figures"]
 
 
 def test_compare_rejects_unknown_arguments(tmp_path):
@@ -258,7 +258,7 @@ def test_compare_separates_lost_runs_from_skipped_ones(tmp_path):
     assert len(comparison.rows) == 1
     broken = "broken: no throughput; the run has status failed"
     assert lost == [f"{a}/a-{broken}", "resnet50 v2 · fp16 · batch 8: only in B, 1 run"]
-    assert [message for message in comparison.left_out if message not in lost] == [
+    assert [message for message in comparison.skipped if message not in lost] == [
         f"{a}/a-both0: given twice, counted once",
         f"{b}/b-{broken}",
         "resnet50 v2 · bf16 · batch 8: only in A, 1 run",

@@ -151,7 +151,7 @@ def test_detect_finish_eval_perfect_model_has_map_1(scenes: OpenSplit):
         true, found = ([box for box in shown.boxes if (box.score is None) is is_true] for is_true in (True, False))
         assert true
         assert len(found) >= len(true)
-        assert all(box.right_one for box in [*true, *found])
+        assert all(box.correct for box in [*true, *found])
         assert all(0 <= box.left <= box.right <= 1 and 0 <= box.top <= box.bottom <= 1 for box in shown.boxes)
     files = [shown.file for shown, _ in scored.samples]
     assert len(set(files)) == len(files)

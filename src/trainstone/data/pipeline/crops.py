@@ -47,7 +47,7 @@ def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> 
     for _ in range(augment.attempts):
         pixels = width * height * draws.between(*augment.area)
         ratio = draws.uniform()
-        ratio = low * (high / low) ** ratio if augment.aspect_law == "log" else low + (high - low) * ratio
+        ratio = low * (high / low) ** ratio if augment.aspect_distribution == "log" else low + (high - low) * ratio
         crop_width, crop_height = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
         if 0 < crop_width <= width and 0 < crop_height <= height:
             top = draws.below(height - crop_height + 1)

@@ -127,11 +127,11 @@ def open_images(config: Config) -> OpenSplit:
 def describe_skipped(opened: OpenSplit, evaluated: int, config: Config) -> list[schema.Finding]:
     """Return findings about images that were not evaluated: damaged ones, or an incomplete last batch."""
     batch, images = choose_eval_batch(config), len(opened.source)
-    rest = images % batch if config.eval.drop_rest else 0
+    rest = images % batch if config.eval.drop_last else 0
     found = []
     if rest:
-        message = f"{format_count(rest, 'image')} not evaluated: incomplete batch of {batch} (eval.drop_rest)"
-        found.append(finding("images-skipped", message, hint="to evaluate all: --set eval.drop_rest=false"))
+        message = f"{format_count(rest, 'image')} not evaluated: incomplete batch of {batch} (eval.drop_last)"
+        found.append(finding("images-skipped", message, hint="to evaluate all: --set eval.drop_last=false"))
     if damaged := images - rest - evaluated:
         message = f"{format_count(damaged, 'damaged image')} not evaluated; log.txt names them"
         found.append(finding("images-skipped", message))

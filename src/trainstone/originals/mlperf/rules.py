@@ -22,7 +22,7 @@ KEYS = (("data", "image_size"), ("loader", "last"), ("loader", "on_bad"))
 FREE = frozenset(
     {
         *("train.batch_size", "train.accumulate", "train.precision", "train.loss_scale", "train.adapt"),
-        *("optimizer.learning_rate", "optimizer.rate_for", "optimizer.rate_growth", "optimizer.weight_decay"),
+        *("optimizer.learning_rate", "optimizer.rate_for", "optimizer.rate_scaling", "optimizer.weight_decay"),
         *("schedule.warm_up_epochs", "schedule.images", "eval.offset", "eval.batch_size", "eval.target"),
     }
 )
@@ -178,7 +178,7 @@ SSD_RULES = ClosedRules(
         *("optimizer.momentum_correction", "schedule.warm_up_by", "schedule.warm_up_from", "schedule.first_step"),
         *("schedule.decay_late", "eval.async_"),
         # Of crops, optimisers and schedules that are not used.
-        *("augment.area", "augment.aspect_law", "augment.min_object_covered", "augment.val_shorter"),
+        *("augment.area", "augment.aspect_distribution", "augment.min_object_covered", "augment.val_shorter"),
         *("optimizer.lars_eta", "optimizer.lars_epsilon", "schedule.end_rate", "schedule.power"),
         *("schedule.warm_up_offset", "eval.every_epochs"),
         # These have rules of their own: find_ssd_violations.

@@ -342,7 +342,7 @@ def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheC
     failed = [one for one in found if not one.done]
     if not failed:
         return found[0], []
-    return failed[0], [finding("caches-kept", f"mlperf.clear_caches is set, but: {failed[0].message}")]
+    return failed[0], [finding("page-cache-kept", f"mlperf.clear_caches is set, but: {failed[0].message}")]
 
 
 def open_log(

@@ -141,7 +141,7 @@ def set_rate(keys: dict[str, Any], geometry: Geometry) -> list[str]:
         keys["optimizer.rate_for"] = "run"
         return ["the number of devices is not given: the learning rate is used unchanged on any number"]
     images = batch * count
-    keys |= {"optimizer.rate_for": images, "optimizer.rate_growth": "linear" if sgd else "sqrt"}
+    keys |= {"optimizer.rate_for": images, "optimizer.rate_scaling": "linear" if sgd else "sqrt"}
     usual = RATE * math.sqrt(max(images, 1) / GLOBAL_BATCH)
     if sgd or usual / MAX_RATE_FACTOR <= rate <= usual * MAX_RATE_FACTOR:
         return []

@@ -81,7 +81,7 @@ def read_ssd_program(line: Line, words: Sequence[str], geometry: Geometry) -> Re
         "schedule.warm_up_from": 1 - 2 ** -max(0.0, values["lr-warmup-factor"]),
         "eval.at_epochs": evaluated,
         "eval.target": values["target-map"] / 100,
-        "detect.max_found": values["nms-topk"] if values["post-nms"] == -1 else values["post-nms"],
+        "detect.max_detections": values["nms-topk"] if values["post-nms"] == -1 else values["post-nms"],
         **({} if evaluated else {"eval.every_epochs": 0}),
     }
     if "dali-workers" in written:

@@ -127,7 +127,7 @@ def draw_image(image: QualitySample, data: bytes) -> Image:
     sure = [box for box in reversed(found) if (box.score or 0.0) >= MIN_SCORE]
     letter = max(image.width, IMAGE_ASPECT * image.height) / LETTERS_PER_WIDTH
     detected = [f"{box.label} {box.score:.2f} {classify_box(box)}" for box in sure[:12]]
-    missed = [box.label for box in true if box.right_one is False][:12]
+    missed = [box.label for box in true if box.correct is False][:12]
     text = f"{image.title}: {len(true)} ground-truth boxes; detections: {', '.join(detected) or 'none'}"
     return Image(
         base64.b64encode(data).decode("ascii"),
@@ -137,7 +137,7 @@ def draw_image(image: QualitySample, data: bytes) -> Image:
         outlines=[build_outline(image, box, letter) for box in (*true, *found)],
         alt=text + (f"; missed: {', '.join(missed)}." if missed else "."),
         num_true=len(true),
-        num_correct=min(len(true), sum(box.right_one is True for box in sure)),
+        num_correct=min(len(true), sum(box.correct is True for box in sure)),
         letter_height=round(letter, 2),
     )
 
@@ -145,7 +145,7 @@ def draw_image(image: QualitySample, data: bytes) -> Image:
 def classify_box(box: ShownBox) -> str:
     if box.score is None:
         return "truth"
-    return "wrong" if box.right_one is False else "correct"
+    return "wrong" if box.correct is False else "correct"
 
 
 def build_outline(image: QualitySample, box: ShownBox, letter: float) -> Outline:
@@ -155,7 +155,7 @@ def build_outline(image: QualitySample, box: ShownBox, letter: float) -> Outline
     look = classify_box(box)
     label = box.label if len(box.label) <= MAX_LABEL_LENGTH else box.label[: MAX_LABEL_LENGTH - 1] + "…"
     if box.score is None:
-        missed = box.right_one is False
+        missed = box.correct is False
         text, tag = f"{box.label}, ground truth" + (", missed" if missed else ""), label if missed else ""
         base = max(letter, bottom - 0.3 * letter)
     else:

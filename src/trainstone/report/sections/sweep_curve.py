@@ -172,6 +172,6 @@ def describe_comparison(comparison: Comparison, lead: str) -> Section:
     if differing:
         summary = "Other differences between A and B, and warnings about both:"
         blocks += [Prose(summary), FactsBlock(differing)]
-    if comparison.left_out:
-        blocks += [Prose("Skipped:"), FactsBlock([("", summary) for summary in comparison.left_out])]
+    if comparison.skipped:
+        blocks += [Prose("Skipped:"), FactsBlock([("", summary) for summary in comparison.skipped])]
     return Section("comparison", "Comparison", blocks, lead)

@@ -32,7 +32,7 @@ class BadRecord(Record):
     why: str
 
 
-class LookedAt(Record):
+class SampledImages(Record):
     """Statistics of evenly spaced images of a split."""
 
     images: Count
@@ -60,7 +60,7 @@ class SplitSummary(Record):
     unlabelled: Count = 0  # images (classification) without a class
     counted: Count  # records whose labels were read; if fewer than `records`, the counts are of a sample
     boxes: BoxCounts | None = None
-    looked_at: LookedAt | None = None
+    sampled: SampledImages | None = None
     num_bad: Count = 0  # damaged images met; `data verify` finds all
     bad: list[BadRecord] = Field(default_factory=list)  # the first of them
 

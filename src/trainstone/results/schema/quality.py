@@ -35,7 +35,7 @@ class ShownBox(Record):
     right: float
     bottom: float
     score: float | None = None  # confidence of the network; absent: a true box
-    right_one: bool | None = None
+    correct: bool | None = None
     """Detections: they match a true box of their class (IoU 0.5). True boxes: they were detected."""
 
 

@@ -19,7 +19,7 @@ from trainstone.stats.ratio import RatioOutcome
 # History of the format, raised when a key changes its meaning or is removed; a new key does not raise it:
 #   1  (trainstone 0.1.0, before its release) the first
 #   2  (trainstone 0.1.0) keys in plain English: images, samples, rendezvous, outcome, sentences; recipe keys
-#      schedule.images and parallel.rendezvous_seconds
+#      schedule.images, parallel.rendezvous_seconds, eval.drop_last and others
 FORMAT = 2
 
 SECTIONS = (
@@ -214,7 +214,7 @@ class Comparison(Record):
     rows: list[ComparisonRow]
     geometric_mean: float | None = None  # of the ratios to runs, if there are several
     verdict: str
-    left_out: list[str] = []  # runs that were not compared, and why
+    skipped: list[str] = []  # runs that were not compared, and why
 
 
 class Point(Record):

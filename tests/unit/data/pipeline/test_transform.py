@@ -286,7 +286,7 @@ def assert_inside(crops: np.ndarray, width: int, height: int) -> None:
 @pytest.mark.parametrize("law", ["log", "uniform"])
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500)])
 def test_crop_area_has_defined_distribution(width: int, height: int, law: str):
-    crops = draw_crops(crop_area, width, height, aspect_law=law, attempts=1_000)
+    crops = draw_crops(crop_area, width, height, aspect_distribution=law, attempts=1_000)
     assert_inside(crops, width, height)
     expected = define_area(width, height, law)
     for ours, theirs in (

@@ -76,10 +76,10 @@ def test_run_eval_result_is_the_same_on_one_and_three_ranks(tmp_path: Path):
 
 
 def test_describe_skipped_separates_incomplete_batch_from_damaged_images():
-    config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_rest=true"])
+    config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_last=true"])
     opened = SimpleNamespace(source=range(50_000))
     (found,) = describe_skipped(opened, 49_920, config)  # WMLCE's published accuracies are of this many
-    assert found.message == "80 images not evaluated: incomplete batch of 256 (eval.drop_rest)"
+    assert found.message == "80 images not evaluated: incomplete batch of 256 (eval.drop_last)"
     assert [one.message.split()[0] for one in describe_skipped(opened, 49_918, config)] == ["80", "2"]
     with pytest.raises(ConfigError, match="no images to evaluate") as refused:
         open_images(make_config("data.source=synthetic"))
