@@ -28,14 +28,16 @@ def bench(
     out: options.Out = Path("runs"),
     seconds: options.Seconds = None,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", help="Number of steps to run, instead of a time budget.")
+        int | None,
+        typer.Option("--iterations", help="Number of steps to run, warm-up included, instead of a time budget."),
     ] = None,
     against: Annotated[
         list[str],
         typer.Option(
             "--against",
             metavar="RECIPE|KEY=VALUE",
-            help="Compare with another recipe, or with this one after setting a key (repeatable); both run in turn.",
+            help="Compare with another recipe, or with this one with other values (repeatable: further keys of the "
+            "same opponent); both run in turn.",
         ),
     ] = [],  # noqa: B006
     runs: options.Runs = 1,

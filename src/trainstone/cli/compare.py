@@ -27,9 +27,8 @@ FailBelow = Annotated[
     typer.Option(
         "--fail-below",
         metavar="RATIO",
-        help="Exit with code 9 if a ratio A / B is below RATIO, such as 0.95, and the row is slower, has no interval "
-        "or uses a published figure; with a RATIO above 1, also if the whole interval is below it. Also if a run of A "
-        "has no result, or A lacks a row of B.",
+        help="Exit with code 9 if A is slower than RATIO times B, such as 0.95, beyond the noise, or if A cannot be "
+        "compared: no interval, no result, or a recipe of B is missing.",
     ),
 ]
 
@@ -70,7 +69,8 @@ def compare(
         typer.Option(
             "--to",
             metavar="RUN...",
-            help="Side B, the baseline: runs as for A, the name of a published figure, or published for all that fit.",
+            help="Side B, the baseline: runs as for A, the name of a published figure, or the word published for all "
+            "figures that fit. A ratio above 1 means that A is faster.",
         ),
     ],
     force: Annotated[

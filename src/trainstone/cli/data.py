@@ -53,10 +53,12 @@ Shards = Annotated[
         "--shards",
         metavar="N[,M]",
         help="Number of record files for training (and validation).",
-        show_default="as the original tool",
+        show_default="as the tool that defined the format",
     ),
 ]
-NoRepair = Annotated[bool, typer.Option("--no-repair", help="Keep CMYK JPEGs and PNGs named .JPEG as they are.")]
+NoRepair = Annotated[
+    bool, typer.Option("--no-repair", help="Do not convert CMYK JPEGs, and PNGs named .JPEG, to RGB JPEGs.")
+]
 OnBad = Annotated[
     Literal["error", "skip"],
     typer.Option(
@@ -173,7 +175,10 @@ def convert(
     target: Annotated[Path, typer.Argument(help="Folder to write; interrupted work in it is resumed.")],
     storage: Format = "recordio",
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Shuffle as the original tool of the format does.")
+        bool,
+        typer.Option(
+            "--shuffle", help="Shuffle the training images, in the order of the tool that defined the format."
+        ),
     ] = False,
     skip_empty: Annotated[
         bool, typer.Option("--skip-empty", help="Skip training images without boxes, as the original SSD does.")
@@ -184,7 +189,7 @@ def convert(
             "--first-label",
             min=0,
             max=1,
-            help="Label of the first class in TFRecord files: 1 if 0 is the background.",
+            help="TFRecord: label number of the first class, 0, or 1 if 0 is the background.",
             show_default="from the source, else 1",
         ),
     ] = None,
@@ -257,11 +262,14 @@ def make(
 def coco(
     target: To,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Folder with COCO's zip files, or with their contents.")
+        Path | None,
+        typer.Option(
+            "--from", help="Folder with COCO's zip files, or with their contents; --download stores them here."
+        ),
     ] = None,
     download: Annotated[
         str | None,
-        typer.Option("--download", metavar="URL", help="Download the zip files from this mirror to --from first."),
+        typer.Option("--download", metavar="URL", help="Mirror to download the zip files from."),
     ] = None,
     on_bad: OnBad = "error",
     workers: Workers = None,

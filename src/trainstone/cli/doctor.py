@@ -22,7 +22,10 @@ COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
 def doctor(
     recipe: Annotated[str, typer.Argument(help="Recipe that --aa trains.")] = "resnet50",
     aa: Annotated[
-        bool, typer.Option("--aa", help="Measure the noise floor: train the same model twice, interleaved.")
+        bool,
+        typer.Option(
+            "--aa", help="Run an A/A test, which measures the noise floor: train the same model twice, interleaved."
+        ),
     ] = False,
     settings: options.Settings = [],  # noqa: B006  (never mutated)
     seconds: options.Seconds = None,

@@ -49,7 +49,10 @@ Words = Annotated[
 Limit = Annotated[str | None, typer.Option("--time", help="Time limit, such as 4:20:00.", show_default=SYSTEM)]
 Account = Annotated[str | None, typer.Option("--account", help="Slurm account to charge.", show_default=SYSTEM)]
 Gres = Annotated[str | None, typer.Option("--gres", help="Devices per node, such as gpu:4.", show_default=SYSTEM)]
-Fleet = Annotated[bool, typer.Option("--fleet", help="Run on every node of the partition, one run per node.")]
+Fleet = Annotated[
+    bool,
+    typer.Option("--fleet", help="Start one run on each node of the partition, instead of one run on --nodes nodes."),
+]
 Restarts = Annotated[
     int,
     typer.Option("--max-restarts", min=0, help="Maximum number of restarts from the last checkpoint if a rank fails."),
@@ -146,7 +149,8 @@ def slurm(
         bool, typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit.")
     ] = False,
     prologue: Annotated[
-        list[str], typer.Option("--prologue", help="Shell line to run before the ranks start (repeatable).")
+        list[str],
+        typer.Option("--prologue", metavar="LINE", help="Shell line to run before the ranks start (repeatable)."),
     ] = [],  # noqa: B006
     fleet: Fleet = False,
     sbatch: Annotated[

@@ -23,7 +23,11 @@ Data = Annotated[Path | None, typer.Option("--data", help="Data set to train on.
 Out = Annotated[Path, typer.Option("--out", help="Folder in which the run folder is created.")]
 Seconds = Annotated[
     float | None,
-    typer.Option("--seconds", help="Time budget of the measured steps, in seconds.", show_default=f"{RECIPE}, else 60"),
+    typer.Option(
+        "--seconds",
+        help="Time budget of the measured steps, in seconds; set-up comes on top.",
+        show_default=f"{RECIPE}, else 60",
+    ),
 ]
 Runs = Annotated[
     int,
@@ -36,7 +40,9 @@ DeviceName = Annotated[
     str | None,
     typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1, mps ...", show_default=f"{RECIPE}, else auto"),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail instead of adapting the recipe to this machine.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Fail instead of adapting precision, batch size or features to this machine.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the resolved configuration and the commands; run nothing.")
 ]
@@ -44,7 +50,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the output as one JSON
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Show info messages; -vv shows debug messages, too.")
 ]
-Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="Show errors only: no progress, no warnings.")]
+Quiet = Annotated[
+    int, typer.Option("--quiet", "-q", count=True, help="Hide progress and log messages; the result is still printed.")
+]
 
 
 def check_single_process(verb: str) -> None:

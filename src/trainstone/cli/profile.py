@@ -25,18 +25,23 @@ def profile(
     out: options.Out = Path("runs"),
     start: Annotated[
         int | None,
-        typer.Option("--start", min=0, help="First step to profile.", show_default="once the steps are steady"),
+        typer.Option(
+            "--start", min=0, help="First step to profile, counted from 0.", show_default="once the steps are steady"
+        ),
     ] = None,
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="Number of steps to profile.")
     ] = 3,
     cores: Annotated[
-        bool, typer.Option("--cores", help="Also measure how busy the compute pipes of an NVIDIA GPU are, with ncu.")
+        bool,
+        typer.Option(
+            "--cores", help="Also measure the compute units of an NVIDIA GPU with ncu: FMA, FP16, tensor cores."
+        ),
     ] = False,
     nvtx: Annotated[
         bool,
         typer.Option(
-            "--nvtx", help="Record no trace; mark steps and phases with NVTX, for nsys or ncu running this command."
+            "--nvtx", help="Record no trace, but mark phases with NVTX, for: nsys profile trainstone profile --nvtx."
         ),
     ] = False,
     seed: options.Seed = None,

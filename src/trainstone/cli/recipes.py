@@ -21,7 +21,8 @@ Original = Annotated[
     typer.Option(
         "--from",
         metavar="ORIGINAL",
-        help="Translate a command line of this program into a recipe: mlperf-resnet50, mlperf-ssd, tbd, sc22 or wmlce.",
+        help="Translate an old command line of one of these programs into a recipe: mlperf-resnet50, mlperf-ssd, tbd, "
+        "sc22 or wmlce.",
     ),
 ]
 

@@ -28,12 +28,13 @@ Over = Annotated[
     typer.Option(
         "--over",
         metavar="KEY=V,V",
-        help="Measure these values of a recipe key instead; with --batch-sizes, one curve per value.",
+        help="Sweep these values of a recipe key at the recipe's batch size; with --batch-sizes, one curve per value.",
     ),
 ]
 Profile = Annotated[bool, typer.Option("--profile", help="Also profile each point: how busy the device is.")]
 Cores = Annotated[
-    bool, typer.Option("--cores", help="Also measure how busy the compute pipes of an NVIDIA GPU are, with ncu.")
+    bool,
+    typer.Option("--cores", help="Also measure the compute units of an NVIDIA GPU with ncu: FMA, FP16, tensor cores."),
 ]
 Resume = Annotated[
     Path | None, typer.Option("--resume", metavar="RUN", help="Continue a sweep that was stopped or killed.")
@@ -42,7 +43,7 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Time budget of the measured steps of a point, in seconds.",
+        help="Time budget of the measured steps of each point, in seconds; set-up comes on top.",
         show_default="from the recipe, else 60",
     ),
 ]

@@ -231,7 +231,7 @@ def _check(model: type[Model], values: dict[str, Any], where: str) -> Model:
     elif not isinstance(given, dict):  # a dict is a section whose keys conflict; its message names them
         allowed = f"invalid {key} = {given!r}: {allowed}"
     more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
-    hint = "`trainstone recipes resnet50` lists all keys"
+    hint = "list all keys: trainstone recipes resnet50"
     raise ConfigError(f"{where}: {allowed}{more}", hint=hint) from refused
 
 

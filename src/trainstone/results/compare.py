@@ -91,7 +91,7 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
     for index, p_holm in enumerate(ratio.correct_holm([row.p_value for row in rows])):
         row = rows[index]
         assert row.noise_floor is not None  # compare_pair sets it
-        outcome = ratio.assess(row.ratio, row.ci95, p_holm, row.noise_floor)
+        outcome = ratio.assess_ratio(row.ratio, row.ci95, p_holm, row.noise_floor)
         rows[index] = row.model_copy(update={"p_holm": p_holm, "outcome": outcome})
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
     words = [word for word in to if published.is_figure_id(word)]

@@ -80,7 +80,7 @@ def describe_data_bound(loader: schema.LoaderResult, data_share: float) -> str:
         return ""
     against = f"{format_percent(share, 0)} of the speed with synthetic data (median steps)"
     waits = f"the device waits {format_percent(data_share, 0)} of the time"
-    own = f"the loader alone delivers {format_rate(loader.images_per_second)}"
+    own = f"the loader alone delivers {format_rate(loader.images_per_second)} images/s"
     return f"{'data-bound' if loader.data_bound else 'not data-bound'}: {against}; {waits}; {own}"
 
 

@@ -218,7 +218,10 @@ def read_result(path: Path) -> Result:
         file = path / "result.json" if path.is_dir() else path
         document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError as err:
-        raise ResultError(f"no result in {path}: {file.name} is missing") from err
+        missing = (
+            f"no result in {path}: result.json is missing" if path.is_dir() else f"no such run folder or file: {path}"
+        )
+        raise ResultError(missing, hint="list the runs of a folder: trainstone report runs") from err
     except (OSError, ValueError, RecursionError) as err:
         raise ResultError(f"cannot read {file}: {err}") from err
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):

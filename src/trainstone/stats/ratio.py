@@ -120,7 +120,7 @@ def correct_holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def assess(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> RatioOutcome:
+def assess_ratio(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> RatioOutcome:
     """Claim a difference if the interval excludes 1, the corrected p-value agrees and it exceeds the noise floor."""
     if ci95 is None or p_holm is None:
         return "not assessed"
@@ -197,7 +197,7 @@ def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
     changes = (levels[:, 3] - levels[:, 0] + levels[:, 2] - levels[:, 1]) / 2
     estimate = from_error(mean, _standard_error(ratios), rounds - 1, "interleaved blocks")
     floor = math.expm1(student_t_quantile(0.975, rounds - 1) * _standard_error(changes))
-    outcome = assess(estimate.ratio, estimate.ci95, estimate.p_value, floor)
+    outcome = assess_ratio(estimate.ratio, estimate.ci95, estimate.p_value, floor)
     return Paired(**asdict(estimate), noise_floor=floor, outcome=outcome, rates=rates)
 
 

@@ -185,5 +185,5 @@ def test_prepare_folder_reuses_the_folder_of_a_resumed_run_or_raises(tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(ResultError, match="cannot write run folder"):
         prepare_folder(make_verb(out=tmp_path / "file"))
-    with pytest.raises(ResultError, match="no result in"):
+    with pytest.raises(ResultError, match="no such run folder"):
         prepare_folder(make_verb(resume=tmp_path / "none"))

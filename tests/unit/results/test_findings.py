@@ -10,8 +10,8 @@ from support.builders.results import A100, HERE, make_data_bench, make_point
 from support.processes.command import ROOT
 from trainstone.machine.noise import Noise
 from trainstone.results import findings, loader_speed
-from trainstone.results.compare_blocks import assess_gradient_sync, describe_gradient_sync
 from trainstone.results.finding_codes import CODES
+from trainstone.results.interleaved import assess_gradient_sync, describe_gradient_sync
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.data_bench import DataBenchResult
 from trainstone.results.step_summary import describe_preflight, find_limit, summarise_steps

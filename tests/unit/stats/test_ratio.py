@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders.results import draw_ar1
-from trainstone.results.compare_blocks import build_comparison, gather_findings
 from trainstone.results.findings import finding
+from trainstone.results.interleaved import build_comparison, gather_findings
 from trainstone.results.schema.run import Throughput
 from trainstone.stats import ratio, throughput
 from trainstone.stats.ratio import MIN_ROUNDS, Paired, compare_blocks
@@ -48,7 +48,7 @@ def share_claimed(
     claimed = 0
     for _ in range(1000):
         got = ratio.estimate_ratio(draw(sizes[0], 100 * effect, deviations[0]), draw(sizes[1], 100, deviations[1]))
-        claimed += ratio.assess(got.ratio, got.ci95, got.p_value, floor) in CLAIMS
+        claimed += ratio.assess_ratio(got.ratio, got.ci95, got.p_value, floor) in CLAIMS
     return claimed / 1000
 
 
@@ -87,7 +87,7 @@ def test_estimate_ratio_of_equal_single_runs_rarely_claims_difference(phi, most)
     for pair in 1 + 0.05 * draw_ar1(4, 300, 200, phi).reshape(150, 2, 200):
         within = [throughput.estimate_within_run(seconds, IMAGES) for seconds in pair]
         got = ratio.estimate_ratio(*[[make(run.images_per_second, run.ci95)] for run in within])
-        claimed.append(ratio.assess(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)
+        claimed.append(ratio.assess_ratio(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)
     assert np.mean(claimed) <= most
 
 
@@ -191,7 +191,7 @@ def test_correct_holm_matches_hand_calculation():
     ],
 )
 def test_assess_needs_interval_p_value_and_noise_floor(value, ci95, p_holm, floor, expected):
-    assert ratio.assess(value, ci95, p_holm, floor) == expected
+    assert ratio.assess_ratio(value, ci95, p_holm, floor) == expected
 
 
 def test_correct_holm_limits_false_claims_of_many_rows():
@@ -201,7 +201,7 @@ def test_correct_holm_limits_false_claims_of_many_rows():
         drawn = 100 * np.exp(0.03 * rng.standard_normal((20, 2, 5)))
         rows = [ratio.estimate_ratio(*[[make(rate) for rate in side] for side in pair]) for pair in drawn]
         corrected = ratio.correct_holm([row.p_value for row in rows])
-        outcomes = [ratio.assess(row.ratio, row.ci95, p, 0.02) for row, p in zip(rows, corrected, strict=True)]
+        outcomes = [ratio.assess_ratio(row.ratio, row.ci95, p, 0.02) for row, p in zip(rows, corrected, strict=True)]
         wrong += any(outcome in CLAIMS for outcome in outcomes)
     assert wrong / 100 <= 0.07  # 20 rows without the correction: 0.6
 

@@ -18,7 +18,7 @@ from trainstone.cli.render.tables import Rows, print_lines, print_rows, print_ta
 from trainstone.errors import ResultError
 from trainstone.results import tables, training
 from trainstone.results.combine import list_repeated_facts
-from trainstone.results.compare_blocks import describe_gradient_sync
+from trainstone.results.interleaved import describe_gradient_sync
 from trainstone.results.loader_speed import describe_cores, describe_covers
 from trainstone.results.published import is_published
 from trainstone.results.schema.data_bench import DataBenchResult
@@ -118,7 +118,7 @@ def _step_rows(result: Result) -> Rows:
         times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
         yield "first step", f"{units.format_seconds(steps.first)}{times}"
     if throughput and not result.points:
-        unsteady = "NOT steady" if throughput.trend_percent is not None else "too few to assess"
+        unsteady = "NOT steady" if throughput.trend_percent is not None else "too few to say whether they are steady"
         steady = "steady" if throughput.steady else unsteady
         yield "window", f"{throughput.num_steps} steps from step {throughput.steady_from_step}, {steady}"
     if phases and phases.train_seconds and phases.data_wait_seconds is not None:

@@ -19,7 +19,7 @@ from trainstone.engine.task import Task
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.compare_blocks import assess_gradient_sync
+from trainstone.results.interleaved import assess_gradient_sync
 from trainstone.results.progress import Progress
 from trainstone.results.schema.run import Communication
 from trainstone.stats.ratio import ORDER

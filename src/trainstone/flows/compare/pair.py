@@ -25,7 +25,7 @@ from trainstone.flows.observation import observe
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.devices import choose_device, free_bytes
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.compare_blocks import gather_findings
+from trainstone.results.interleaved import gather_findings
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import RunFolder, create_run
 from trainstone.results.schema import run as schema

@@ -13,8 +13,8 @@ from trainstone.flows.compare.interleave import Interleaving
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import Observation
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.compare_blocks import build_comparison, gather_findings
 from trainstone.results.findings import check_throughput, finding
+from trainstone.results.interleaved import build_comparison, gather_findings
 from trainstone.results.run_folder import RunFolder
 from trainstone.results.schema import run as schema
 from trainstone.results.step_summary import summarise_steps

@@ -101,7 +101,7 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
         message = f"this is a section; choose one of its keys ({inside})" if inside else "unknown key"
         raise ConfigError(
             f"invalid --over {key}: {message}{'' if inside else did_you_mean(key, known)}",
-            hint="`trainstone recipes resnet50` lists all keys",
+            hint="list all keys: trainstone recipes resnet50",
         )
     try:
         values: list[Any] = parse_setting(f"{key}=[{rest}]")[1]

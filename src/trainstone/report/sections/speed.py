@@ -10,8 +10,8 @@ from trainstone.report.blocks import Block, FactsBlock, Section, drop_empty
 from trainstone.report.charts import BLUE, DASHED, GREY, ORANGE, TEAL, Rows, build_figure, mark, tooltips, x_axis
 from trainstone.report.view import RunView
 from trainstone.results.combine import list_repeated_facts
-from trainstone.results.compare_blocks import describe_gradient_sync
 from trainstone.results.findings import describe_data_bound
+from trainstone.results.interleaved import describe_gradient_sync
 from trainstone.results.published import find_device_figures, find_figures
 from trainstone.results.series import BIN_WIDTH
 from trainstone.results.step_summary import describe_interval, describe_rate

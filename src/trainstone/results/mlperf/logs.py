@@ -101,7 +101,7 @@ def find_logs(given: Sequence[Path]) -> tuple[list[Path], dict[Path, DataError]]
             found.setdefault(os.path.realpath(log), log)  # the same log must not count as two runs
         name = printable(str(path))
         if not logs and (path / "result.json").is_file():
-            hint = "write one: trainstone train"
+            hint = "write one: trainstone train demo-classify"
             errors[path] = DataError(f"no {LOG_NAME} in run {name}", hint=hint)
         elif not logs:
             message = f"no {LOG_NAME} or {RESULT_NAMES} in {name} or below"

@@ -171,7 +171,7 @@ def expect(benchmark: str, batch: int) -> Expected | None:
     return next((point for point in pruned if point.batch == batch), None)
 
 
-def assess(expected: Expected, epochs: Sequence[float | None]) -> Assessment | None:
+def assess_convergence(expected: Expected, epochs: Sequence[float | None]) -> Assessment | None:
     """Compare the epochs of runs (None: missed the target) with the reference.
 
     Returns None if two or more runs missed it, or one of fewer than three.
@@ -209,7 +209,7 @@ def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
     expected = expect(benchmark, batch)
     assert expected is not None  # checked by explain_missing_reference
-    assessment = assess(expected, [run.epochs if run.converged else None for run in runs])
+    assessment = assess_convergence(expected, [run.epochs if run.converged else None for run in runs])
     if assessment is None:
         return None, f"{sum(run.converged for run in runs)} of {len(runs)} runs reached the target"
     batches = " and ".join(f"{batch:,}" for batch in expected.points)

@@ -257,7 +257,7 @@ def test_assess_matches_rcp_checker(theirs, tmp_path):
             passed, _, factor = theirs.check_directory(
                 str(tmp_path), "training", "4.0.0", False, False, rcp_pass="pruned_rcps"
             )
-            ours = summary.assess(needed, epochs)
+            ours = summary.assess_convergence(needed, epochs)
             assert ours is not None
             assert ours.passes == passed, (batch, epochs)
             assert ours.factor == pytest.approx(factor)
@@ -267,11 +267,11 @@ def test_assess_matches_rcp_checker(theirs, tmp_path):
 
 def test_assess_returns_none_for_several_missed_runs():
     expected = summary.expect("resnet", 3264)
-    assert summary.assess(expected, [35, None, None, 35, 35]) is None
-    assert summary.assess(expected, [None]) is None
-    assert not summary.assess(expected, [0]).passes
+    assert summary.assess_convergence(expected, [35, None, None, 35, 35]) is None
+    assert summary.assess_convergence(expected, [None]) is None
+    assert not summary.assess_convergence(expected, [0]).passes
     assert summary.expect("resnet", 70_000) is None
-    assert summary.assess(expected, [36, None, 35, 35, 36]).epochs == pytest.approx((35 + 36 + 36) / 3)
+    assert summary.assess_convergence(expected, [36, None, 35, 35, 36]).epochs == pytest.approx((35 + 36 + 36) / 3)
 
 
 @pytest.mark.parametrize(
