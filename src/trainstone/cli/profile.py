@@ -33,16 +33,11 @@ def profile(
         int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="Number of steps to profile.")
     ] = 3,
     cores: Annotated[
-        bool,
-        typer.Option(
-            "--cores", help="Also measure the compute units of an NVIDIA GPU with ncu: FMA, FP16, tensor cores."
-        ),
+        bool, typer.Option("--cores", help="Also measure FMA, FP16 and tensor cores of an NVIDIA GPU, with ncu.")
     ] = False,
     nvtx: Annotated[
         bool,
-        typer.Option(
-            "--nvtx", help="Record no trace, but mark phases with NVTX, for: nsys profile trainstone profile --nvtx."
-        ),
+        typer.Option("--nvtx", help="Record no trace; mark phases for nsys: nsys profile trainstone profile --nvtx."),
     ] = False,
     seed: options.Seed = None,
     device: options.DeviceName = None,
