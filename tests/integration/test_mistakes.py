@@ -16,6 +16,7 @@ MISTAKES = {
     "bench resnet51": (2, "did you mean resnet50?"),
     "bench no/where.toml": (2, "no/where.toml"),
     "bench --set train.batchsize=4": (2, "did you mean train.batch_size?"),
+    "bench --set train.target=70": (2, "did you mean eval.target?"),
     "bench --set train.batch_size=many": (2, "valid integer"),
     "bench --set train.batch_size": (2, "KEY=VALUE"),
     "bench --seconds 0": (2, "greater than 0"),

@@ -188,12 +188,12 @@ def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ', did you mean ...?' for the nearest known words, or nothing."""
-    known = list(known)
+    known, last = list(known), word.rpartition(".")[2]
     tails = {key: key.rpartition(".")[2] for key in known}
-    close = [key for key, tail in tails.items() if tail == word][:2]  # the key without its section
+    close = [key for key, tail in tails.items() if tail == last][:2]  # no section, or another one
     close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if not close:
-        nearest = difflib.get_close_matches(word.rpartition(".")[2], tails.values(), n=1, cutoff=0.75)
+        nearest = difflib.get_close_matches(last, tails.values(), n=1, cutoff=0.75)
         close = [key for key, tail in tails.items() if tail in nearest][:2]
     return f", did you mean {' or '.join(close)}?" if close else ""
 
