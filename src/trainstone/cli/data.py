@@ -14,7 +14,7 @@ import typer
 from trainstone.cli import options
 from trainstone.cli.execute import ProgressStream, RunOptions, execute
 from trainstone.cli.render.output import exit_on_interrupt, print_json
-from trainstone.errors import EXIT_GATE, ConfigError
+from trainstone.errors import EXIT_GATE, ConfigError, DataError
 from trainstone.machine.allocator import keep_small_memory
 from trainstone.machine.cpus import read_affinity
 from trainstone.machine.ranks import read_rank
@@ -318,6 +318,8 @@ def verify(
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, exit_on_interrupt(""):
         for findings in checks.verify(found, count_workers(workers), manifest, path, rank):
             line.show_work("checking", findings.records, None, "images", findings.bytes)
+    if rank.world == 1 and not findings.records:
+        raise DataError(f"no records in {path}", hint="write it again: trainstone data convert")
     print_findings(path, found.storage, findings, as_json=as_json)
     if findings.bad or findings.stale:
         raise typer.Exit(EXIT_GATE)

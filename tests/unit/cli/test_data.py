@@ -51,6 +51,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return int(exited.value.code or 0)
 
 
+def test_data_verify_refuses_an_empty_record_file(tmp_path: Path, monkeypatch, capsys):
+    path = tmp_path / "empty.tfrecord"
+    path.touch()
+    assert run(monkeypatch, "data", "verify", path, "-q") == 3
+    assert f"no records in {path}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("storage", RECORDS)
 def test_data_verify_exits_with_0_for_good_and_9_for_bad_data(tmp_path: Path, monkeypatch, capsys, storage: str):
     root = make_set(tmp_path / "set", storage)
