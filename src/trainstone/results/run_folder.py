@@ -45,7 +45,7 @@ START_FIELDS: dict[str, Any] = {
 
 
 class RunFolder:
-    """A run's folder; `result` is the current content of result.json, which only rank 0 writes."""
+    """A run's folder; `result` is the current content of result.json, which of the ranks only rank 0 writes."""
 
     def __init__(self, path: Path, result: Result, *, writes: bool = True) -> None:
         self.path = path

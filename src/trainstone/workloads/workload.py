@@ -1,5 +1,5 @@
-"""The Workload record: everything the training loop needs from a task. A new workload is a file and a line in
-registry.py. Code that image workloads share is here, too: loaders, the class check, and input normalisation.
+"""The Workload record: everything the training loop needs from a task. docs/architecture.md lists what a new
+workload changes. Code that image workloads share is here, too: loaders, the class check, and input normalisation.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
