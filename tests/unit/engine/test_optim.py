@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import OptimizerConfig, ScheduleConfig
 from trainstone.engine.lr_schedule import build_rate, check_rate, peak_rate
-from trainstone.engine.optim import LossScale, build_optimizer, decay_term, set_rate, split_parameters
+from trainstone.engine.optim import (
+    CpuSgd,
+    LossScale,
+    build_optimizer,
+    decay_term,
+    init_momentum,
+    set_rate,
+    split_parameters,
+)
 
 CPU = torch.device("cpu")
 RATES = [0.0, 0.5, 2.0, 2.0, 0.3, 0.0, 0.0, 1.0]
@@ -75,6 +83,32 @@ def compare(model: nn.Module, config: OptimizerConfig, rates: list[float], trust
         reference.step(gradients, rate)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(parameter.detach().double(), reference.weights[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_cpu_sgd_equals_torch_sgd_without_copying_channels_last_weights(scaled: bool):
+    sides = []
+    for build in (CpuSgd, torch.optim.SGD):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(5, 7, 3), nn.Conv2d(7, 3, 1), nn.Flatten(), nn.Linear(12, 3))
+        model.to(memory_format=torch.channels_last)
+        optimizer = build(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3, fused=True)
+        init_momentum(optimizer)
+        scale = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scaled)
+        for number in range(3):
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+            scale.scale(model(torch.ones(2, 5, 4, 4).to(memory_format=torch.channels_last)).square().sum()).backward()
+            with torch.profiler.profile() as profiler:
+                scale.step(optimizer)
+            scale.update()
+            optimizer.zero_grad()
+        copies = [event.name for event in profiler.events() if event.name == "aten::clone"]
+        moments = [state["momentum_buffer"] for state in optimizer.state_dict()["state"].values()]
+        sides.append(([*model.parameters(), *moments], len(copies)))
+    (ours, our_copies), (theirs, _) = sides
+    assert len(ours) == 12
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(ours, theirs, strict=True))
+    assert our_copies == 0
 
 
 @pytest.mark.parametrize("correction", [True, False])
