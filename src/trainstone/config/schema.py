@@ -227,15 +227,14 @@ class TrainConfig(ConfigSection):
     """The training step."""
 
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Images per device and step. auto on a CPU: one image per thread (2 to 64), fewer if 50 steady steps do not fit
-    into the time. auto on other devices: 256, halved until it fits into memory."""
+    """Images per device and step. auto: in bench, the fastest by trials whose steps fit into the time (within 3 %, the
+    smallest); in train, 32 on a CPU, 256 on other devices, halved until it fits into memory."""
     accumulate: Annotated[int, Field(ge=1, le=10**6)] = 1
     """Batches whose gradients are averaged before an update; a step has batch_size x accumulate images per device."""
     precision: Precision | Literal["auto"] = "auto"
-    """Numeric precision. auto: the fastest that this device really executes, found by a short trial."""
+    """Numeric precision. auto: the fastest that this device really executes, found by trial; fp32 if undecided."""
     adapt: AdaptableKeys = ()
-    """Keys (batch_size, precision) that may change, with a finding, on a machine that cannot run them as written.
-    Setting a key with `--set` removes it from the list."""
+    """Keys that may change, with a finding, on a machine that cannot run them as written; `--set KEY` removes one."""
     loss_scale: Annotated[float, Field(gt=0)] | Literal["dynamic", "batch"] = "dynamic"
     """fp16: loss scale. A number is fixed. dynamic: follows overflows. batch: batch_size, so that gradients before the
     update are those of the sum over the batch, as in MXNet."""
@@ -404,8 +403,8 @@ class EngineConfig(ConfigSection):
 
     channels_last: bool = True
     """Use the NHWC memory layout."""
-    compile: bool = False
-    """Use torch.compile; it needs a C++ compiler on a CPU. Compile time is reported separately."""
+    compile: bool | Literal["auto"] = False
+    """Use torch.compile; a CPU needs a C++ compiler. auto: in bench of 200 s or longer, if a trial shows a gain."""
     cuda_graphs: bool = False
     """CUDA: capture the step once as a graph and replay it."""
     cudnn_benchmark: bool = True
@@ -426,7 +425,9 @@ class MeasureConfig(ConfigSection):
     """How long to measure, and what else to record."""
 
     seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Time budget of the measured steps."""
+    """Time budget of trials, peaks and steps together. Compiling comes on top."""
+    reuse_trials: bool = True
+    """Use the trials of precision and batch size in the cache folder, for equal machine, recipe and software."""
     half_width: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Stop earlier when the 95 % confidence interval is this narrow (half-width, relative)."""
     iterations: Annotated[int, Field(ge=1)] | None = None

@@ -1,11 +1,19 @@
-"""Fit a recipe to this machine: choose device, threads, precision and batch size.
+"""Fit a recipe to this machine: choose device, threads, precision, batch size and torch.compile.
 
-Each adaptation becomes a finding, or an error with --strict. The fitted configuration has no "auto".
+Each adaptation becomes a finding, or an error with --strict. The fitted configuration has no "auto". Trials
+(engine/trials.py) take at most FIT_SHARE of the time budget, and nothing where their results are in the cache folder.
 """
 
+import itertools
 import math
+import shutil
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,31 +21,55 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstone.config.schema import Config, change_section
 from trainstone.engine.distributed.data_parallel import place_device
-from trainstone.engine.loop import train_steps
 from trainstone.engine.lr_schedule import describe_rate_change
 from trainstone.engine.network import apply_process_settings
 from trainstone.engine.optim import uses_torch_sgd
-from trainstone.engine.precision_trial import Trial, choose_fastest, try_precisions
-from trainstone.engine.task import build_task
+from trainstone.engine.trials import (
+    MIN_GAIN,
+    NEAR_BEST,
+    TrialNetwork,
+    find_cache_file,
+    find_knee,
+    read_trials,
+    smallest_batch,
+    store_trials,
+    time_batch,
+    try_batches,
+    try_compile,
+    try_precisions,
+)
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import SINGLE_RANK, Rank, bind_cores, count_sharing_ranks
 from trainstone.measure import devices
-from trainstone.measure.clock import choose_timer
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, StepWork, count_work, estimate_training_bytes
 from trainstone.results.findings import finding
+from trainstone.results.progress import Progress
 from trainstone.results.schema.run import Finding
-from trainstone.units import format_bytes, format_count
+from trainstone.results.schema.trials import BatchTrial, Trials
+from trainstone.units import format_bytes, format_count, format_percent
 from trainstone.workloads.registry import WORKLOADS
 
 REFUSED = ("engine-adapted", "batch-fitted", "rate-derived")
 """Finding codes that --strict turns into errors."""
-# Steps that should fit into the time budget: 50 steady ones for an interval, and some warm-up.
-WANTED_STEPS = 65
-MAX_CPU_BATCH = 64
+FIT_SHARE = 0.4
+"""Share of the time budget that trials may take the first time."""
+PRECISION_SHARE = 0.5
+"""Share of that for comparing precisions, if there are several."""
+STEPS_SHARE = {"synthetic": 0.55}
+STEPS_SHARE_FILES = 0.4
+"""Share of the time budget that is left for steps after trials, peaks and, with images from files, baselines."""
+WANTED_STEPS = 26
+"""Steps that must fit into it: 20 steady ones for an interval, and some warm-up."""
+LONGER = 1.5
+"""Trials that ended for lack of time are continued by a run whose budget is larger by this factor."""
+COMPILE_SECONDS = 60.0
+"""torch.compile is tried if so much time is left for trials: compiling ResNet-50 takes about as long."""
 CPU_TRAINING_BATCH = 32
-FIRST_ACCELERATOR_BATCH = 256
+ACCELERATOR_TRAINING_BATCH = 256
+PREFERENCE = ("fp32", "tf32", "bf16", "fp16")
+"""Of equally fast precisions, the first is used."""
 CPU = torch.device("cpu")
 
 
@@ -48,16 +80,48 @@ class Fitted:
     work: StepWork
     """FLOPs and bytes of one step at the fitted batch size."""
     findings: tuple[Finding, ...]
+    trials: Trials | None = None
+    """None: nothing was automatic."""
+    began: float = 0.0
+    """When fitting began (time.perf_counter): the time budget counts from here."""
 
 
-def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, measured: bool = True) -> Fitted:
+class FittedEngine(NamedTuple):
+    config: Config
+    device: torch.device
+    findings: list[Finding]
+    trials: Trials
+
+
+Fitting = Generator[Progress, None, Fitted]
+Value = TypeVar("Value")
+
+
+def finish(fitting: Generator[Progress, None, Value]) -> Value:
+    """Run a fit to its end without showing progress."""
+    while True:
+        try:
+            next(fitting)
+        except StopIteration as end:
+            found: Value = end.value
+            return found
+
+
+def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, measured: bool = True) -> Fitting:
     """Resolve every auto and adapt what this machine cannot do.
 
-    `measured`: choose an automatic batch small enough for many steps in the time budget, else one suited to training.
+    `measured`: choose the fastest automatic batch of which enough steps fit into the time budget, else one suited to
+    training.
     """
+    began = time.perf_counter()
     requested, notes = config, [finding("recipe-note", note) for note in config.notes]
-    config, device, findings = fit_engine(config, strict=strict, world=world, measured=measured)
-    config, fitted = fit_batch(config, device, measured=measured)
+    config, device, findings, trials = yield from fit_engine(config, strict=strict, world=world, measured=measured)
+    limit = FIT_SHARE * config.measure.seconds
+
+    def left() -> float:
+        return limit - (time.perf_counter() - began)
+
+    config, fitted, trials = yield from fit_batch(config, device, trials, left, measured=measured)
     if requested.train.batch_size != "auto":
         parts, geometry = requested.train.accumulate, requested.nodes * requested.devices_per_node
         # A recipe without a system is for any number of ranks.
@@ -70,10 +134,13 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, m
         )
         fitted += [finding("rate-derived", message)] if message and not measured else []
         raise_if_strict(fitted, strict=strict)
+    config, compiled, trials = yield from fit_compile(config, device, trials, left, measured=measured)
     work = count_step_work(config, config.train.batch_size)
     # The written configuration must repeat this run exactly: no further adaptation.
     config = change_section(config, "train", adapt=())
-    return Fitted(config, device, work, (*notes, *findings, *fitted))
+    rows = [row for row in trials.batches if row.precision == config.train.precision]
+    shown = trials.model_copy(update={"batches": rows}) if rows or trials.precisions else None
+    return Fitted(config, device, work, (*notes, *findings, *fitted, *compiled), shown, began)
 
 
 def describe_source(config: Config) -> str:
@@ -89,7 +156,7 @@ def raise_if_strict(findings: list[Finding], *, strict: bool) -> None:
 
 def fit_engine(
     config: Config, *, strict: bool = False, world: Rank = SINGLE_RANK, measured: bool = True
-) -> tuple[Config, torch.device, list[Finding]]:
+) -> Generator[Progress, None, FittedEngine]:
     """Resolve device, threads and precision, and adapt what this machine cannot do; keep the batch size."""
     device = choose_rank_device(config.device, world)
     if device.type != "cpu":
@@ -103,10 +170,12 @@ def fit_engine(
         config = change_section(config, "loader", threads=cores)
     config, adapted = adapt_engine(config, device, world, measured=measured)
     raise_if_strict(adapted, strict=strict)
-    config, chosen = fit_precision(config, device, threads)
+    known = read_trials(find_cache_file(config, device)) if config.measure.reuse_trials else None
+    trials = known or Trials(taken_utc=datetime.now(UTC).isoformat(timespec="seconds"))
+    config, chosen, trials = yield from fit_precision(config, device, trials)
     raise_if_strict(chosen, strict=strict)
     apply_process_settings(config)
-    return config, device, [*adapted, *chosen]
+    return FittedEngine(config, device, [*adapted, *chosen], trials)
 
 
 def choose_rank_device(requested: str, world: Rank) -> torch.device:
@@ -168,7 +237,9 @@ def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -
         return count_work(forward, backward=backward)
 
 
-def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
+def fit_batch(
+    config: Config, device: torch.device, trials: Trials, left: Callable[[], float], *, measured: bool = True
+) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
     """Check the requested batch against memory, or choose one that fits into memory (and, if `measured`, time)."""
     requested = config.train.batch_size
     smallest = 2 if config.data.image_size <= 32 else 1  # batch norm needs two values per channel
@@ -179,44 +250,111 @@ def fit_batch(config: Config, device: torch.device, *, measured: bool = True) ->
         )
     if requested != "auto" and "batch_size" not in config.train.adapt:
         check_memory(config, device, requested)
-        return config, []
-    first = batch = choose_first_batch(config, device, measured=measured) if requested == "auto" else requested
-    if requested != "auto" and measured and device.type == "cpu":
-        batch = estimate_batch(config, device, requested, smallest)
-    while not (_fits_memory(config, device, batch) and (not measured or _fits_time(config, device, batch))):
-        if batch <= smallest:
-            check_memory(config, device, batch)  # raises unless it is only too slow: then use the smallest batch
-            break
-        batch = max(smallest, batch // 2)
+        return config, [], trials
+    if requested == "auto" and measured:
+        return (yield from choose_batch(config, device, trials, left))
+    yield Progress("fitting the batch size")
+    return *reduce_batch(config, device, smallest, measured=measured), trials
+
+
+def reduce_batch(
+    config: Config, device: torch.device, smallest: int, *, measured: bool
+) -> tuple[Config, list[Finding]]:
+    """Halve the batch size of training, or of a recipe that allows it, until it fits into memory (and time)."""
+    requested = config.train.batch_size
+    first = CPU_TRAINING_BATCH if device.type == "cpu" else ACCELERATOR_TRAINING_BATCH
+    first = batch = first if requested == "auto" else requested
+    with ExitStack() as stack:
+        network = stack.enter_context(TrialNetwork(config, device)) if measured or device.type != "cpu" else None
+        while not _fits(config, device, network, batch, measured=measured):
+            if batch <= smallest:
+                check_memory(config, device, batch)  # raises unless it is only too slow: then use the smallest batch
+                break
+            batch = max(smallest, batch // 2)
     config = change_section(config, "train", batch_size=batch)
     if batch == first:
         return config, []
-    fits = "memory and time" if measured else "memory"
+    limits = "memory and time" if measured else "memory"
     chosen = f"using {format_count(batch, 'image')} per step and device instead of {first}"
-    return config, [finding("batch-fitted", f"{chosen}, to fit into {fits}")]
+    return config, [finding("batch-fitted", f"{chosen}, to fit into {limits}")]
 
 
-def choose_first_batch(config: Config, device: torch.device, *, measured: bool) -> int:
-    """Return the first batch size that auto tries."""
-    if device.type != "cpu":
-        return FIRST_ACCELERATOR_BATCH
-    if not measured:
-        return CPU_TRAINING_BATCH
-    return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
+def choose_batch(
+    config: Config, device: torch.device, trials: Trials, left: Callable[[], float]
+) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
+    """Choose the smallest batch size within 3 % of the fastest, of those whose steps fit into the time budget."""
+    precision, budget = config.train.precision, FIT_SHARE * config.measure.seconds
+    others = [row for row in trials.batches if row.precision != precision]
+    rows = [row for row in trials.batches if row.precision == precision]
+    if not rows or (trials.ended.get(precision) == "time" and budget > LONGER * trials.budget_seconds):
+        with TrialNetwork(config, device) as network:
+            start = smallest_batch(config, device)
+            if device.type == "cpu":
+                check_memory(config, device, start)
+            else:
+                start = network.find_start(precision, start)
+            sizes = (start * 2**power for power in itertools.count())
+            fits = lambda size: _fits_memory(config, device, size)  # noqa: E731
+            rows, ended = yield from try_batches(network, precision, sizes, rows, fits, left())
+        trials = _renew(config, device, trials, batches=[*others, *rows], ended={**trials.ended, precision: ended})
+    best = find_knee(rows)
+    chosen = find_knee([row for row in rows if _fits_time(config, row, row.batch_size)] or rows[:1])
+    if chosen.images_per_second >= best.images_per_second * NEAR_BEST:
+        best = chosen
+    findings = []
+    if chosen is not best:
+        slower = format_percent(1 - chosen.images_per_second / best.images_per_second, 0)
+        needed = math.ceil(WANTED_STEPS * best.step_seconds * config.train.accumulate / _steps_share(config) / 10) * 10
+        message = f"using {format_count(chosen.batch_size, 'image')} per step instead of {best.batch_size}, so that "
+        message += f"{WANTED_STEPS} steps fit into the time: {slower} slower"
+        findings.append(finding("batch-limited", message, hint=f"measure the faster one: --seconds {needed}"))
+    elif trials.ended.get(precision) == "time":
+        message = f"batch sizes above {rows[-1].batch_size} were not tried for lack of time; they may be faster"
+        findings.append(finding("batch-limited", message, hint=f"--seconds {math.ceil(3 * config.measure.seconds)}"))
+    trials = trials.model_copy(update={"best_batch_size": best.batch_size, "chosen_batch_size": chosen.batch_size})
+    return change_section(config, "train", batch_size=chosen.batch_size), findings, trials
 
 
-def estimate_batch(config: Config, device: torch.device, requested: int, smallest: int) -> int:
-    """Halve a recipe's batch by extrapolating from a small one: on a CPU a trial with 256 images takes minutes."""
-    small = min(requested, max(smallest, choose_first_batch(config, device, measured=True)))
-    if small == requested or not _fits_memory(config, device, small):
-        return small
-    seconds = _try_steps(config, device, small)
-    batch = requested
-    while batch > small and not (
-        _fits_memory(config, device, batch) and seconds * batch / small * WANTED_STEPS <= config.measure.seconds
-    ):
-        batch = max(smallest, batch // 2)
-    return batch
+def _renew(config: Config, device: torch.device, trials: Trials, **changes: object) -> Trials:
+    """Return the trials with new results, and store them in the cache folder."""
+    budget = max(trials.budget_seconds, FIT_SHARE * config.measure.seconds)
+    taken = datetime.now(UTC).isoformat(timespec="seconds")
+    renewed = trials.model_copy(update={"taken_utc": taken, "reused": False, "budget_seconds": budget, **changes})
+    store_trials(find_cache_file(config, device), renewed)
+    return renewed
+
+
+def _steps_share(config: Config) -> float:
+    return STEPS_SHARE.get(config.data.source, STEPS_SHARE_FILES)
+
+
+def _fits_time(config: Config, row: BatchTrial, size: int) -> bool:
+    """Return whether WANTED_STEPS of a batch size fit into the time budget, by a trial of this or another size."""
+    # A fixed number of steps has no time limit, unless the recipe lets the batch be adapted.
+    if config.measure.iterations is not None and not config.train.adapt:
+        return True
+    seconds = row.step_seconds * size / row.batch_size * config.train.accumulate
+    return seconds * WANTED_STEPS <= _steps_share(config) * config.measure.seconds
+
+
+def _fits(config: Config, device: torch.device, network: TrialNetwork | None, size: int, *, measured: bool) -> bool:
+    """Return whether a batch size fits into memory (and, if `measured`, time).
+
+    Estimates of memory are a lower bound: an accelerator tries the batch itself. A CPU, where 256 images may take
+    minutes, extrapolates from a small batch.
+    """
+    if not _fits_memory(config, device, size):
+        return False
+    if network is None:
+        return True
+    tried = size if device.type != "cpu" else min(size, smallest_batch(config, device))
+    try:
+        row = time_batch(network, config.train.precision, tried)
+    except RuntimeError as err:
+        if devices.is_out_of_memory(err):
+            return False
+        raise
+    return not measured or _fits_time(config, row, size)
 
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
@@ -241,67 +379,60 @@ def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
     return free is None or needed_bytes(config, device, batch) <= free
 
 
-def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
-    """Try some steps on a temporary model: return whether memory is enough and WANTED_STEPS fit into the budget."""
-    try:
-        seconds = _try_steps(config, device, batch)
-    except RuntimeError as err:
-        if devices.is_out_of_memory(err):
-            return False
-        raise
-    # A fixed number of steps has no time limit, unless the recipe lets the batch be adapted.
-    if config.measure.iterations is not None and not config.train.adapt:
-        return True
-    return seconds * WANTED_STEPS <= config.measure.seconds
-
-
-def _try_steps(config: Config, device: torch.device, batch: int) -> float:
-    """Return the step time on a temporary model, the best of three."""
-    plain = change_section(config, "engine", compile=False, cuda_graphs=False)
-    task = build_task(change_section(plain, "train", batch_size=batch), device)
-    return min(record.step_seconds for record in train_steps(task, choose_timer(device), num_steps=3))
-
-
-def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
+def fit_precision(
+    config: Config, device: torch.device, trials: Trials
+) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
     """Resolve auto to the fastest precision by trial; try a requested precision too, as it may crash or be slow here.
 
     If a requested one is slow and the recipe allows adaptation (train.adapt), use the fastest instead.
     """
     requested, candidates = config.train.precision, devices.candidate_precisions(device)
-    precision: str = requested
-    message, code = "", "precision-chosen"
     if requested == "fp32":
-        return config, []
+        return config, [], trials
     if requested == "auto" and candidates == ["fp32"]:
-        precision, message = "fp32", "using fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
-    elif requested == "auto":
-        trials = try_precisions(str(device), candidates, threads)
-        precision = choose_fastest(trials)
-        message = f"using {precision}: {_describe_trials(trials, precision)}"
-    else:
-        base, trial = trials = try_precisions(str(device), ["fp32", requested], threads)
-        code = "precision-slow"
-        if trial.seconds is None:
-            message = f"{requested} does not run on this device: {trial.failure}"
-        elif base.seconds is not None and trial.seconds > base.seconds:
-            message = f"{requested} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
-        if message and "precision" in config.train.adapt:
-            others = [precision for precision in candidates if precision not in ("fp32", requested)]
-            # Try fp32 again beside the others: a disturbance then slows both.
-            precision = choose_fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-            message, code = f"{message}: using {precision}", "engine-adapted"
-        elif trial.seconds is None:
-            raise MachineError(message, hint="--set train.precision=auto")
-    return change_section(config, "train", precision=precision), [finding(code, message)] if message else []
+        message = "using fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+        return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)], trials
+    names = [name for name in PREFERENCE if name in {*candidates, requested}]
+    seconds = FIT_SHARE * config.measure.seconds
+    known = {trial.name for trial in trials.precisions} >= set(names)
+    if not known or (not trials.decided and seconds > LONGER * trials.budget_seconds):
+        found = yield from try_precisions(config, device, names, PRECISION_SHARE * seconds)
+        new = {name: getattr(found, name) for name in ("precision", "decided", "precision_batch_size", "precisions")}
+        trials = _renew(config, device, trials, **new)
+    choice = trials.precision or "fp32"
+    if requested == "auto":
+        choice_text = f"using {choice}{'' if trials.decided else ', undecided'}"
+        message = f"{choice_text}: {trials.describe_precisions()} ({trials.taken})"
+        return change_section(config, "train", precision=choice), [finding("precision-chosen", message)], trials
+    trial = next(trial for trial in trials.precisions if trial.name == requested)
+    slow = trial.ratio is not None and (trial.ci95[1] if trial.ci95 else trial.ratio) < 1
+    if not (slow or trial.failure):
+        return config, [], trials
+    message = f"{trial.describe()} on this device"
+    if "precision" in config.train.adapt:
+        adapted = finding("engine-adapted", f"{message}: using {choice}")
+        return change_section(config, "train", precision=choice), [adapted], trials
+    if trial.failure:
+        raise MachineError(message, hint="--set train.precision=auto")
+    return config, [finding("precision-slow", message)], trials
 
 
-def _describe_trials(trials: list[Trial], chosen: str) -> str:
-    base = next(trial.seconds for trial in trials if trial.precision == chosen)
-    message = [
-        f"{trial.precision} takes {trial.seconds / base:.2f} times as long"
-        if trial.seconds and base
-        else f"{trial.precision} fails here ({trial.failure})"
-        for trial in trials
-        if trial.precision != chosen
-    ]
-    return ", ".join(message) + " (short trial)"
+def fit_compile(
+    config: Config, device: torch.device, trials: Trials, left: Callable[[], float], *, measured: bool
+) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
+    """Resolve engine.compile = auto: true if a trial shows that it is faster; training does not compile."""
+    if config.engine.compile != "auto":
+        return config, [], trials
+    trial, batch = trials.compile, config.train.batch_size
+    possible = device.type != "cpu" or shutil.which("g++") or shutil.which("clang++")
+    if measured and trial is None and possible and batch != "auto" and left() >= COMPILE_SECONDS:
+        yield Progress("trying torch.compile")
+        with TrialNetwork(config, device) as network:
+            trial = try_compile(network, config.train.precision, batch)
+        trials = _renew(config, device, trials, compile=trial)
+    wins = measured and trial is not None and trial.ci95 is not None and trial.ci95[0] > MIN_GAIN
+    config = change_section(config, "engine", compile=wins)
+    if trial is None or not measured:
+        return config, [], trials
+    message = f"{'using' if wins else 'not using'} torch.compile: {trial.describe('eager')} ({trials.taken})"
+    return config, [finding("compile-chosen", message)], trials

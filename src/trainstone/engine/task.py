@@ -83,7 +83,7 @@ def build_task(
     model = seed_network(config, device, world) if network is None else network
     loader = workload.open_training(config, opened, device, rank, first_step * train.accumulate) if opened else None
     rate = plan_rate(config, len(opened.source) if opened else IMAGENET_IMAGES, rank)
-    called = compile_model(model) if engine.compile else model
+    called = compile_model(model) if engine.compile is True else model
     loss = workload.build_loss(config, device)
     if config.optimizer.decay_in == "loss" and config.optimizer.weight_decay:
         loss = DecayedLoss(loss, model, config.optimizer)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from trainstone.engine.precision_trial import choose_fastest, try_precisions
+from trainstone.config.load import load_config
+from trainstone.engine.fit import finish, fit_engine
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.noise import grade_noise, read_pressure
@@ -65,20 +66,13 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
 
 
 def check_precision() -> Check:
-    device = devices.choose_device("auto")
-    candidates = devices.candidate_precisions(device)
-    if candidates == ["fp32"]:
+    """Report the trial that bench uses, too: taken now, or by an earlier run."""
+    trials = finish(fit_engine(load_config("resnet50"))).trials
+    if not trials.precisions:
         return Check("precision", "ok", "fp32; this CPU has no 16-bit arithmetic")
-    trials = try_precisions(str(device), candidates, available_cores().threads)
-    base = next((trial.seconds for trial in trials if trial.precision == "fp32"), None)
-    speeds = [
-        f"{trial.precision} fails ({trial.failure})" if trial.seconds is None
-        else f"{trial.precision} {base / trial.seconds:.2f} x" if base else trial.precision
-        for trial in trials
-    ]  # fmt: skip
-    broken = any(trial.seconds is None for trial in trials)
+    broken = any(trial.failure for trial in trials.precisions)
     hint = "the CPU reports a feature that it cannot execute here; train.precision=auto avoids it" if broken else None
-    chosen = f"auto uses {choose_fastest(trials)}; speed: {', '.join(speeds)}"
+    chosen = f"auto uses {trials.precision}{'' if trials.decided else ' (undecided)'}: {trials.describe_precisions()}"
     return Check("precision", "limited" if broken else "ok", chosen, hint)
 
 

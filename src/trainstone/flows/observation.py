@@ -19,6 +19,9 @@ from trainstone.measure.telemetry import Reader, Telemetry
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import RunFolder
 
+PEAK_SECONDS, PEAK_SHARE = 1.5, 0.03
+"""Time of a peak measurement: at most so many seconds, and this share of the time budget."""
+
 
 @dataclass
 class Observation:
@@ -80,7 +83,8 @@ def measure_device(life: Lifecycle, fitted: Fitted, before: Peaks | None = None)
     """Measure the peak speed of this rank's device, on all ranks at once; of two measurements the better counts."""
     yield Progress(f"measuring this device's peak{' again' if before else ''}")
     barrier(life.world)
-    peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+    seconds = min(PEAK_SECONDS, PEAK_SHARE * fitted.config.measure.seconds)
+    peaks = measure_peaks(fitted.device, fitted.config.train.precision, seconds)
     return before.best_of(peaks) if before else peaks
 
 

@@ -11,7 +11,7 @@ from trainstone.config.schema import Config, change_section
 from trainstone.data.splits import OpenSplit
 from trainstone.engine.distributed.collectives import World, barrier, broadcast_dict, gather
 from trainstone.engine.distributed.data_parallel import rebuild_buckets
-from trainstone.engine.fit import Fitted, fit_to_machine
+from trainstone.engine.fit import Fitted, count_step_work, fit_to_machine
 from trainstone.engine.task import Task
 from trainstone.engine.training_data import open_data, provide_data, resolve_num_classes
 from trainstone.flows.lifecycle import Lifecycle
@@ -21,6 +21,9 @@ from trainstone.originals.output_file import RankPlacement, RunFacts
 from trainstone.originals.registry import list_writers
 from trainstone.results.progress import Progress
 from trainstone.workloads.registry import WORKLOADS
+
+AGREED = ("batch_size", "precision")
+"""Keys of section train that are the same on all ranks."""
 
 
 def find_placements(world: World) -> tuple[RankPlacement, ...]:
@@ -51,11 +54,18 @@ def use_values_of_rank_0(config: Config, world: World, *keys: str) -> Config:
 def fit_on_all_ranks(
     life: Lifecycle, config: Config, *, strict: bool, measured: bool = True
 ) -> Generator[Progress, None, Fitted]:
-    """Fit the recipe to this machine; all ranks use the batch size and the precision that rank 0 chose."""
+    """Fit the recipe to this machine; all ranks use rank 0's precision and the smallest batch size of any rank."""
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
-    fitted = fit_to_machine(config, strict=strict, world=life.rank, measured=measured)
-    return replace(fitted, config=use_values_of_rank_0(fitted.config, life.world, "batch_size", "precision"))
+    fitted = yield from fit_to_machine(config, strict=strict, world=life.rank, measured=measured)
+    if life.world.is_single_rank:
+        return fitted
+    found = gather(life.world, {"batch_size": fitted.config.train.batch_size})
+    smallest = min(int(one["batch_size"]) for one in found) if found else None
+    agreed = use_values_of_rank_0(change_section(fitted.config, "train", batch_size=smallest), life.world, *AGREED)
+    compiled = broadcast_dict(life.world, {"compile": agreed.engine.compile})
+    agreed = change_section(agreed, "engine", **compiled)
+    return replace(fitted, config=agreed, work=count_step_work(agreed, agreed.train.batch_size))
 
 
 def start_measurement(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, tuple[Fitted, OpenSplit | None]]:
@@ -68,7 +78,7 @@ def start_measurement(life: Lifecycle, *, strict: bool) -> Generator[Progress, N
     opened = open_data(config)
     fitted = yield from fit_on_all_ranks(life, resolve_num_classes(config, opened), strict=strict)
     life.run.write_config(fitted.config)
-    life.run.update(findings=list(fitted.findings))
+    life.run.update(findings=list(fitted.findings), trials=fitted.trials)
     return fitted, opened
 
 

@@ -9,8 +9,14 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
+from trainstone.machine.cpus import read_text
+
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Request huge pages for all blocks, where the kernel gives them on request only (glibc 2.35, Linux)."""
 KEEP_TUNABLES = ("glibc.malloc.mmap_threshold=4294967296", "glibc.malloc.trim_threshold=34359738368")
+PAGE_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 RESTARTED = "TRAINSTONE_RESTARTED"
 # Parameters of mallopt(3), and the largest threshold it takes on 64 bits.
 M_TRIM_THRESHOLD = -1
@@ -37,7 +43,8 @@ def add_tunables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with KEEP_TUNABLES added; a tunable that the user set is not changed."""
     parts = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
     user_set = {part.partition("=")[0] for part in parts}
-    parts += [setting for setting in KEEP_TUNABLES if setting.partition("=")[0] not in user_set]
+    wanted = [*KEEP_TUNABLES, HUGE_PAGES] if "[madvise]" in (read_text(PAGE_SETTING) or "") else KEEP_TUNABLES
+    parts += [setting for setting in wanted if setting.partition("=")[0] not in user_set]
     return {**environment, "GLIBC_TUNABLES": ":".join(parts), RESTARTED: "1"}
 
 
@@ -60,3 +67,9 @@ def keep_small_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def release_free_memory() -> None:
+    """Return freed memory to the kernel, whatever the thresholds: that of trials is not the run's."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -55,6 +55,7 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     speed.build_distribution,
     speed.build_phases,
     speed.build_limits,
+    speed.build_trials,
     speed.build_published,
     facts.build_memory,
     speed.build_devices,

@@ -78,9 +78,24 @@ CODES = {
         "is 13 times slower.",
         "--set train.precision=auto",
     ),
+    "compile-chosen": FindingCode(
+        "Whether engine.compile = auto compiles the model, and how much faster that was in a trial.",
+        "choose with --set engine.compile=true (or false)",
+        "info",
+    ),
+    "batch-limited": FindingCode(
+        "A larger batch would be faster, or may be: too few of its steps fit into the time budget, or there was no "
+        "time to try it.",
+        "give it more time: --seconds 300",
+    ),
+    "trials-repeated": FindingCode(
+        "The steps took more than 10 % longer, or less, than in the stored trials that chose precision and batch size: "
+        "something has changed, or the machine was busy. The trials were repeated, for the next run.",
+        "run again: trainstone bench",
+    ),
     "batch-fitted": FindingCode(
-        "The batch size was reduced to fit into memory, or, in bench, to fit 65 steps into the time. It was auto, or "
-        "the recipe allows it in train.adapt.",
+        "The batch size was reduced to fit into memory, or, in bench, to fit 26 steps into the time. It was auto in "
+        "train, or the recipe allows it in train.adapt.",
         "to compare with other machines, fix it: --set train.batch_size=N",
         "info",
     ),

@@ -11,10 +11,9 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import OptimizerConfig
 from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import open_split
-from trainstone.engine import fit, precision_trial
-from trainstone.engine.fit import fit_to_machine
+from trainstone.engine import fit, trials
+from trainstone.engine.fit import finish
 from trainstone.engine.lr_schedule import describe_rate_change
-from trainstone.engine.precision_trial import Trial, choose_fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.flows import loader_timing
@@ -25,11 +24,16 @@ from trainstone.flows.loader_timing import LoaderTiming
 from trainstone.machine.cpus import Cores
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import StepRecorder
+from trainstone.results.schema.trials import SpeedTrial, Trials
 from trainstone.results.step_summary import summarise_steps
 from trainstone.results.steps import read_columns
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu"]
 CPU = torch.device("cpu")
+
+
+def fit_to_machine(config, **options):
+    return finish(fit.fit_to_machine(config, **options))
 
 
 def test_fit_to_machine_resolves_every_auto():
@@ -71,44 +75,161 @@ def test_fit_to_machine_refuses_too_large_batch_with_hint():
     assert 1 <= hinted < 100000
 
 
-def test_fit_batch_halves_batch_until_steps_fit(monkeypatch: pytest.MonkeyPatch):
-    tried = []
+class FakeNetwork:
+    """Takes these seconds per image, after a fixed time per step; out of memory above `memory` images."""
 
-    def fits(config, device, batch):
-        tried.append(batch)
-        return batch <= 4
+    steps_per_turn, _device = 1, CPU
 
-    monkeypatch.setattr(fit, "_fits_time", fits)
-    config = load_config("resnet50", settings=[*TINY, "engine.threads=16"])
-    config, found = fit.fit_batch(config, CPU)
-    assert config.train.batch_size == 4
-    assert tried == [16, 8, 4]
-    assert [f.code for f in found] == ["batch-fitted"]
+    def __init__(self, seconds: float = 0.01, fixed: float = 0.1, memory: float = float("inf")):
+        self.seconds, self.fixed, self.memory = seconds, fixed, memory
+        self.tried: list[int] = []
+
+    def __call__(self, config, device):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def time_turn(self, precision: str, batch_size: int, *, compiled: bool = False) -> float:
+        if batch_size > self.memory:
+            raise RuntimeError("CUDA error: out of memory")
+        self.tried.append(batch_size)
+        return self.fixed + self.seconds * batch_size
+
+    def find_start(self, precision: str, batch_size: int) -> int:
+        return trials.TrialNetwork.find_start(self, precision, batch_size)
 
 
-FP32, SLOW, FAST = Trial("fp32", 1.0), Trial("bf16", 13.0), Trial("bf16", 0.4)
-CRASHED = Trial("bf16", None, "crashed: Illegal instruction")
+def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU):
+    """Choose an automatic batch with a fake network on a fake device; memory estimates say that all fits."""
+    monkeypatch.setattr(fit, "TrialNetwork", network)
+    monkeypatch.setattr(fit, "_fits_memory", lambda *_: True)
+    monkeypatch.setattr(fit, "check_memory", lambda *_: None)
+    config = load_config("resnet50", settings=[*TINY, "engine.threads=2", *settings])
+    known = Trials(taken_utc="2026-11-19T00:00:00+00:00")
+    return finish(fit.choose_batch(config, device, known, lambda: 0.4 * config.measure.seconds))
+
+
+@pytest.mark.parametrize(
+    ("network", "seconds", "batch", "best"),
+    [
+        # 0.1 s + 0.01 s per image: 90 % of the rate at 90 images, within 3 % of the fastest tried at 256
+        (FakeNetwork(), 1000, 256, 256),
+        (FakeNetwork(fixed=0.0), 60, 2, 2),  # every batch is as fast as any other
+        (FakeNetwork(), 10, 8, None),  # 26 steps of 0.18 s fit into 5.5 s; 26 of 0.26 s do not
+    ],
+)
+def test_choose_batch_takes_smallest_near_best_that_fits_time(monkeypatch, tmp_path, network, seconds, batch, best):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    config, findings, found = fit_auto_batch(monkeypatch, network, f"measure.seconds={seconds}")
+    assert config.train.batch_size == found.chosen_batch_size == batch
+    if best:
+        assert (found.best_batch_size, findings) == (best, [])
+    else:
+        assert found.best_batch_size > batch
+        assert [one.code for one in findings] == ["batch-limited"]
+        assert "slower" in findings[0].message
+        # The hint is true: with these seconds the fastest batch is used.
+        seconds = findings[0].hint.split()[-1]
+        again, *_ = fit_auto_batch(monkeypatch, network, f"measure.seconds={seconds}")
+        assert again.train.batch_size == found.best_batch_size
+
+
+def test_choose_batch_on_accelerator_starts_at_64_and_stops_at_memory(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    network = FakeNetwork(seconds=0.0001, fixed=0.1, memory=1000)
+    config, findings, found = fit_auto_batch(monkeypatch, network, "measure.seconds=600", device=torch.device("cuda"))
+    assert (network.tried[0], config.train.batch_size) == (64, 512)  # not capped at 256
+    assert found.ended == {"fp32": "memory"}
+    assert findings == []
+    small = FakeNetwork(memory=20)
+    config, *_ = fit_auto_batch(monkeypatch, small, "measure.seconds=600", device=torch.device("cuda"))
+    assert config.train.batch_size == 16
+
+
+def test_choose_batch_reuses_trials_unless_time_ended_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    now = iter(float(second) for second in range(10_000))
+    monkeypatch.setattr(trials.time, "perf_counter", lambda: next(now))  # each look at the clock takes a second
+    network = FakeNetwork(fixed=1.0)
+    config, findings, found = fit_auto_batch(monkeypatch, network, "measure.seconds=60")
+    assert found.ended == {"fp32": "time"}
+    assert "not tried for lack of time" in findings[-1].message or findings[0].code == "batch-limited"
+    file = trials.find_cache_file(config, CPU)
+    stored = trials.read_trials(file)
+    assert stored.batches == found.batches
+    network.tried.clear()
+    again = finish(fit.choose_batch(config, CPU, stored, lambda: 24.0))
+    assert (network.tried, again[0].train.batch_size) == ([], config.train.batch_size)
+    longer = load_config("resnet50", settings=[*TINY, "engine.threads=2", "measure.seconds=600"])
+    finish(fit.choose_batch(longer, CPU, stored, lambda: 240.0))
+    assert min(network.tried) > max(row.batch_size for row in stored.batches)  # continued, not repeated
+
+
+def test_find_cache_file_depends_on_machine_and_recipe_not_on_batch(monkeypatch):
+    def find(*settings: str):
+        return trials.find_cache_file(load_config("resnet50", settings=[*TINY, "engine.threads=2", *settings]), CPU)
+
+    same = find()
+    assert find("train.batch_size=4", "train.precision=bf16", "seed=3", "measure.seconds=5") == same
+    others = [find("engine.threads=1"), find("model.depth=50"), find("data.image_size=64")]
+    monkeypatch.setattr(trials, "memory_limit_bytes", lambda: 2**30)
+    others.append(find())
+    monkeypatch.setattr(trials, "read_cpuinfo", lambda: {"flags": "fpu avx2"})
+    others.append(find())
+    assert len({same, *others}) == 6
+
+
+def test_read_trials_ignores_damaged_file(tmp_path: Path):
+    file = tmp_path / "trials.json"
+    assert trials.read_trials(file) is None
+    file.write_text('{"taken_utc": 3}')
+    assert trials.read_trials(file) is None
+    (tmp_path / "file").write_text("")
+    trials.store_trials(tmp_path / "file" / "trials.json", Trials(taken_utc="2026-11-19"))  # a run must not fail
+
+
+SLOW, FAST = SpeedTrial(name="bf16", ratio=1 / 13), SpeedTrial(name="bf16", ratio=2.5, ci95=(2.4, 2.6))
+SLOW_FP16 = SpeedTrial(name="fp16", ratio=0.2, ci95=(0.19, 0.21))
+BROKEN = SpeedTrial(name="fp16", failure="no kernel")
+CRASHED = SpeedTrial(name="bf16", failure="crashed: Illegal instruction")
 BF16, WMLCE = ("resnet50", ["train.precision=bf16"]), ("resnet50-wmlce", [])  # WMLCE's fp16 may be adapted
 
 
-def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: str, settings: list[str]):
+def fit_precision(monkeypatch: pytest.MonkeyPatch, found: list[SpeedTrial], recipe: str, settings: list[str]):
     """Fit the precision with these trial results; fp16 is not a candidate of this device."""
-    monkeypatch.setattr(fit, "try_precisions", lambda _, requested, __: [t for t in trials if t.precision in requested])
-    candidates = [precision_trial.precision for precision_trial in trials if precision_trial.precision != "fp16"]
+    works = [trial.name for trial in found if trial.ci95 and trial.ci95[0] > 1]
+    known = Trials(
+        taken_utc="2026-11-19T00:00:00+00:00",
+        precision=works[0] if works else "fp32",
+        precisions=[SpeedTrial(name="fp32", ratio=1.0), *found],
+    )
+    candidates = ["fp32", *(trial.name for trial in found if trial.name != "fp16")]
     monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
-    return fit.fit_precision(load_config(recipe, settings=settings), CPU, 2)
+    config, findings, _ = finish(fit.fit_precision(load_config(recipe, settings=settings), CPU, known))
+    return config, findings
 
 
 @pytest.mark.parametrize(
     ("trials", "recipe", "taken", "code", "words"),
     [
-        ([FP32, SLOW], ("resnet50", []), "fp32", "precision-chosen", "bf16 takes 13.00 times as long"),
-        ([FP32], ("resnet50", []), "fp32", "precision-chosen", "no 16-bit arithmetic"),
-        ([FP32, SLOW], BF16, "bf16", "precision-slow", "13.0 times as long as fp32"),
-        ([FP32, Trial("fp16", 5.0), FAST], WMLCE, "bf16", "engine-adapted", "fp16 takes 5.0 times as long as fp32"),
-        ([FP32, Trial("fp16", None, "no kernel"), FAST], WMLCE, "bf16", "engine-adapted", "no kernel: using bf16"),
-        ([FP32, Trial("fp16", 5.0)], WMLCE, "fp32", "engine-adapted", "using fp32"),
-        ([FP32, Trial("fp16", None, "no kernel")], WMLCE, "fp32", "engine-adapted", "no kernel: using fp32"),
+        ([SLOW], ("resnet50", []), "fp32", "precision-chosen", "using fp32: bf16 takes 13.00 times as long"),
+        (
+            [FAST],
+            ("resnet50", []),
+            "bf16",
+            "precision-chosen",
+            "bf16 is 2.50 times as fast as fp32 (95 %: 2.40",
+        ),
+        ([], ("resnet50", []), "fp32", "precision-chosen", "no 16-bit arithmetic"),
+        ([SLOW], BF16, "bf16", "precision-slow", "13.00 times as long as fp32"),
+        ([SLOW_FP16, FAST], WMLCE, "bf16", "engine-adapted", "fp16 takes 5.00 times as long as fp32"),
+        ([BROKEN, FAST], WMLCE, "bf16", "engine-adapted", "(no kernel) on this device: using bf16"),
+        ([SLOW_FP16], WMLCE, "fp32", "engine-adapted", "using fp32"),
+        ([BROKEN], WMLCE, "fp32", "engine-adapted", "(no kernel) on this device: using fp32"),
     ],
 )
 def test_fit_precision_chooses_adapts_or_warns(monkeypatch, trials, recipe, taken, code, words):
@@ -117,9 +238,14 @@ def test_fit_precision_chooses_adapts_or_warns(monkeypatch, trials, recipe, take
     assert words in found.message
 
 
+def test_fit_precision_accepts_requested_precision_without_finding(monkeypatch: pytest.MonkeyPatch):
+    config, findings = fit_precision(monkeypatch, [FAST], *BF16)
+    assert (config.train.precision, findings) == ("bf16", [])
+
+
 def test_fit_precision_refuses_precision_that_crashes(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(MachineError, match="Illegal instruction"):
-        fit_precision(monkeypatch, [FP32, CRASHED], *BF16)
+        fit_precision(monkeypatch, [CRASHED], *BF16)
 
 
 ORIGINAL = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.threads=2"]
@@ -127,8 +253,10 @@ ORIGINAL = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.thread
 
 def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_per_image: float, *settings: str, system="bede-1x4", **how):
     """Fit WMLCE's recipe with this fake time per image."""
-    monkeypatch.setattr(fit, "_try_steps", lambda config, device, batch: batch * seconds_per_image)
-    monkeypatch.setattr(fit, "try_precisions", lambda *_: [Trial("fp32", 1.0), Trial("fp16", 2.0)])
+    monkeypatch.setattr(fit, "TrialNetwork", FakeNetwork(seconds=seconds_per_image, fixed=0.0))
+    slow = [SpeedTrial(name="fp32", ratio=1.0), SpeedTrial(name="bf16", ratio=0.1), SpeedTrial(name="fp16", ratio=0.5)]
+    known = Trials(taken_utc="2026-11-19T00:00:00+00:00", precision="fp32", precisions=slow)
+    monkeypatch.setattr(fit, "read_trials", lambda _: known)
     config = load_config("resnet50-wmlce", system=system, settings=[*ORIGINAL, *settings])
     return fit_to_machine(config, **{"strict": False} | how)
 
@@ -148,7 +276,7 @@ def test_fit_to_machine_for_bench_fits_batch_to_time(
 def test_fit_to_machine_strict_refuses_other_batch_or_precision(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match=r"--strict: using 8 images"):
         fit_original(monkeypatch, 0.1, "train.precision=fp32", system="bede-1x1", strict=True)
-    with pytest.raises(ConfigError, match=r"--strict: fp16 takes 2.0 times as long"):
+    with pytest.raises(ConfigError, match=r"--strict: fp16 takes 2.00 times as long"):
         fit_original(monkeypatch, 1e-6, system="bede-1x1", strict=True)
 
 
@@ -179,47 +307,6 @@ def test_describe_rate_change_follows_rate_rule(changes: dict, message: str):
     assert sentence.startswith("a step has 128 images; system x has 1,024: ")
     assert sentence.endswith(message)
     assert describe_rate_change(optimizer, intended=(1024, 4), now=(1024, 4), where="system x") is None
-
-
-@pytest.mark.parametrize(
-    ("seconds", "choice"),
-    [
-        ({"fp32": 1.0}, "fp32"),
-        ({"fp32": 1.0, "bf16": 13.0}, "fp32"),  # emulated
-        ({"fp32": 1.0, "bf16": 0.95}, "fp32"),  # not clearly faster
-        ({"fp32": 1.0, "bf16": 0.3}, "bf16"),
-        ({"fp32": 1.0, "bf16": 0.30, "fp16": 0.29}, "bf16"),  # equals: the one without a loss scale
-        ({"fp32": 1.0, "tf32": 0.5, "bf16": 0.3, "fp16": 0.2}, "fp16"),
-        ({"fp32": 1.0, "bf16": None}, "fp32"),  # crashed
-        ({"fp32": None, "bf16": 0.3}, "bf16"),
-    ],
-)
-def test_choose_fastest_returns_fastest_working_precision(seconds: dict, choice: str):
-    assert choose_fastest([Trial(precision, value) for precision, value in seconds.items()]) == choice
-
-
-def test_try_precisions_runs_fp32():
-    (done,) = try_precisions("cpu", ["fp32"], threads=1)
-    assert done.failure is None
-    assert 0 < done.seconds < 10
-
-
-def test_try_precisions_survives_crash_of_one_precision(monkeypatch: pytest.MonkeyPatch):
-    script = (
-        "import json, os, signal, sys\n"
-        "for name in sys.argv[2].split(','):\n"
-        "    if name == 'bf16': os.kill(os.getpid(), signal.SIGILL)\n"
-        "    print(json.dumps({'precision': name, 'seconds': 0.5, 'failure': None}), flush=True)\n"
-    )
-    real_run = precision_trial.subprocess.run
-
-    def run_script(command, **options):
-        return real_run([command[0], "-c", script, *command[4:]], **options)
-
-    monkeypatch.setattr(precision_trial.subprocess, "run", run_script)
-    fp32, bf16, fp16 = try_precisions("cpu", ["fp32", "bf16", "fp16"], threads=1)
-    assert (fp32.seconds, fp16.seconds) == (0.5, 0.5)
-    assert bf16.failure == "crashed: Illegal instruction"
 
 
 WITH_LOADER = [*TINY, "train.batch_size=2", "engine.threads=1", "loader.threads=1", "measure.iterations=12"]

@@ -129,7 +129,8 @@ def step(number: int, seconds: float = 0.1, loss: float = 1.0) -> StepRecord:
 @pytest.mark.parametrize(
     ("measure", "seconds", "fewest", "most"),
     [
-        ({"seconds": 10, "half_width": 1e-9}, 0.5, 21, 21),  # from the end of the first step
+        ({"seconds": 10, "half_width": 1e-9}, 0.5, 20, 20),  # the budget ends at 10 s
+        ({"seconds": 30, "half_width": 1e-9}, 0.5, 25, 25),  # it is used, but steps get 40 % of it after the first
         ({"seconds": 600, "half_width": 0.05}, 0.1, 101, 199),  # narrow: ten seconds, and the next check after them
         ({"seconds": 1, "iterations": 500}, 0.5, 1000, 1000),  # a fixed number of steps ends by itself
     ],
@@ -140,7 +141,7 @@ def test_stop_rule_is_met_after_time_or_narrow_interval(
     """Count the steps until the rule is met, on a fake clock."""
     now = 0.0
     with StepRecorder(tmp_path / "steps.csv", split_phases=False) as recorder:
-        rule = StopRule(MeasureConfig(**measure), HostTimer(now=lambda: now), recorder)
+        rule = StopRule(MeasureConfig(**measure), HostTimer(now=lambda: now), recorder, end=10.0)
         for number in range(1000):
             now += seconds
             # Not all equal: equal steps give no interval.

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from support.builders.machines import make_tree
-from trainstone.machine import cpus, page_cache
+from trainstone.machine import allocator, cpus, page_cache
 from trainstone.machine.allocator import KEEP_TUNABLES, add_tunables, describe_allocator, keeps_memory
 from trainstone.machine.cpus import (
     Cores,
@@ -197,7 +197,9 @@ def test_count_oom_kills_reads_vmstat_and_cgroups(tmp_path, line, files, kills):
     assert may_be_out_of_memory({"a": 1}, {"b": 2})  # no counter is in both
 
 
-def test_add_tunables_keeps_tunables_of_the_user():
+def test_add_tunables_keeps_tunables_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    setting = tmp_path / "enabled"
+    monkeypatch.setattr(allocator, "PAGE_SETTING", setting)
     environment = add_tunables({"A": "1"})
     assert (environment["GLIBC_TUNABLES"], environment["A"]) == (":".join(KEEP_TUNABLES), "1")
     assert keeps_memory(environment)
@@ -207,6 +209,9 @@ def test_add_tunables_keeps_tunables_of_the_user():
     assert user_set["GLIBC_TUNABLES"].split(":") == tunables
     assert not keeps_memory(user_set)  # the user's value is too small
     assert not keeps_memory({})
+    for text, requested in (("always [madvise] never", True), ("[always] madvise never", False)):
+        setting.write_text(f"{text}\n")
+        assert ("glibc.malloc.hugetlb=1" in add_tunables({})["GLIBC_TUNABLES"]) == requested
     assert "default, LD_PRELOAD=libjemalloc.so" in describe_allocator({"LD_PRELOAD": "libjemalloc.so"})
 
 

@@ -8,7 +8,7 @@ import torch
 
 from support.processes.command import NARROW
 from trainstone.config.load import load_config
-from trainstone.engine.fit import fit_to_machine
+from trainstone.engine.fit import finish, fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import build_task
 from trainstone.machine.ranks import Rank
@@ -90,7 +90,7 @@ def test_profiler_range_stop_error_does_not_hide_first_error():
 
 def test_train_steps_calls_profiler_range_before_each_further_step():
     """profiler_range relies on this to count steps."""
-    fitted = fit_to_machine(load_config("resnet50", settings=NARROW), strict=False)
+    fitted = finish(fit_to_machine(load_config("resnet50", settings=NARROW), strict=False))
     seen: list[str] = []
     task = build_task(fitted.config, fitted.device)
     with profiler_range((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as advance:

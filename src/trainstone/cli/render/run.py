@@ -134,6 +134,9 @@ def _step_rows(result: Result) -> Rows:
 
 
 def _machine_rows(result: Result) -> Rows:
+    if result.trials:
+        found = (result.trials.describe_precisions(), result.trials.describe_batches(), result.trials.taken)
+        yield "trials", "; ".join(filter(None, found))
     used = result.utilisation
     if used and used.mfu is not None and used.flops_per_image and used.peak_flops:
         work = f"{units.format_decimal(used.flops_per_image, 'FLOP')} per image"

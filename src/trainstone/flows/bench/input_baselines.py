@@ -30,7 +30,7 @@ from trainstone.stats import throughput
 from trainstone.workloads.registry import WORKLOADS
 
 # Share of the run's own time or steps that each half takes.
-SYNTHETIC_SHARE, LOADER_SHARE = 1 / 6, 1 / 12
+SYNTHETIC_SHARE, LOADER_SHARE = 1 / 10, 1 / 20
 MIN_STEPS = 6
 # The first steps of a half allocate memory and tune kernels: at least so many do not count.
 WARM_UP_STEPS, WARM_UP_SHARE = 2, 0.2

@@ -9,23 +9,36 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
-from trainstone.config.schema import MeasureConfig
+from trainstone.config.schema import MeasureConfig, change_section
 from trainstone.engine.distributed.stop_agreement import StopAgreement
+from trainstone.engine.fit import Fitted, fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
-from trainstone.engine.training_data import IMAGENET_IMAGES
+from trainstone.engine.training_data import IMAGENET_IMAGES, resolve_num_classes
 from trainstone.flows.bench.comm_cost import measure_gradient_sync
-from trainstone.flows.bench.input_baselines import FILE_NAME, InputBaselines, measure_after, measure_before
+from trainstone.flows.bench.input_baselines import (
+    FILE_NAME,
+    LOADER_SHARE,
+    SYNTHETIC_SHARE,
+    InputBaselines,
+    measure_after,
+    measure_before,
+)
 from trainstone.flows.bench.result import SideMeasurements, conclude
-from trainstone.flows.bench.stop_rule import record_steps
+from trainstone.flows.bench.stop_rule import AFTER_SHARE, record_steps
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder, sync_steps
 from trainstone.flows.prepare import open_originals, rebuild_gradient_buckets, start_measurement
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.profiler import profiler_range
 from trainstone.measure.recorder import Sink, StepRecorder
+from trainstone.results.findings import finding
 from trainstone.results.progress import Progress
 from trainstone.results.schema.run import Status
+from trainstone.stats.throughput import MIN_STEADY_STEPS
+
+TRIAL_TOLERANCE = 1.1
+"""A run whose steps take longer than in its trial by this factor, or less, repeats the trials."""
 
 
 def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Status]:
@@ -53,7 +66,9 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
                 "steps": limit_steps(task, config.measure),
             }
             originals = [files.enter_context(sink) for sink in open_originals(life, fitted, **facts)]
-            yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
+            after = AFTER_SHARE + (SYNTHETIC_SHARE + LOADER_SHARE if baselines else 0.0)
+            end = fitted.began + (1 - after) * config.measure.seconds
+            yield from measure_steps(task, config.measure, recorder, life, (observed.clock_start, end), originals)
         sync_steps(run, recorder)
         communication = yield from measure_gradient_sync(task, config.parallel, recorder, life)
         if baselines and not life.signals.received:
@@ -63,8 +78,31 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
         conclude(life, fitted, recorder, observed, SideMeasurements(task.loader, baselines, communication))
         for sink in originals:
             sink.finish(run.result.status)
+    yield from repeat_trials(life, fitted)
     run.update()  # which lists files
     return run.result.status
+
+
+def repeat_trials(life: Lifecycle, fitted: Fitted) -> Iterator[Progress]:
+    """Repeat stored trials that disagree with the speed of this run, for the next one, and say so in a finding."""
+    result, trials, config = life.run.result, fitted.trials, fitted.config
+    engine, precision = config.engine, config.train.precision
+    if not (trials and trials.reused and result.throughput and result.step_seconds and result.status == "ok"):
+        return
+    rows = [row for row in trials.batches if (row.precision, row.batch_size) == (precision, trials.chosen_batch_size)]
+    different = engine.compile or engine.cuda_graphs or engine.split_phases or config.data.source != "synthetic"
+    if not rows or different or result.throughput.num_steps < MIN_STEADY_STEPS or not life.world.is_single_rank:
+        return
+    times = result.step_seconds.median / (rows[0].median_step_seconds * config.train.accumulate)
+    if 1 / TRIAL_TOLERANCE <= times <= TRIAL_TOLERANCE:
+        return
+    yield Progress("repeating the trials")
+    requested = change_section(resolve_num_classes(life.config, None), "measure", reuse_trials=False)
+    again = (yield from fit_to_machine(requested, strict=False)).config.train
+    same = "still" if (again.batch_size, again.precision) == (config.train.batch_size, precision) else "now"
+    message = f"a step took {times:.2f} times as long as in the trial of {trials.taken_utc[:10]}: the trials were "
+    message += f"repeated and {same} choose batch {again.batch_size} and {again.precision}"
+    life.run.update(findings=[*result.findings, finding("trials-repeated", message)])
 
 
 def measure_steps(
@@ -72,12 +110,13 @@ def measure_steps(
     measure: MeasureConfig,
     recorder: StepRecorder,
     life: Lifecycle,
-    clock_start: float,
+    times: tuple[float, float],
     sinks: Sequence[Sink],
 ) -> Iterator[Progress]:
     """Train until the confidence interval is narrow enough, time or steps are used up, or a signal arrives.
 
-    The ranks agree on the end and stop after the same step.
+    The ranks agree on the end and stop after the same step. `times`: when the clock of the step file started, and when
+    the time budget of the steps ends.
     """
     timer, agreement = choose_timer(task.device), StopAgreement(life.world, life.signals)
     with profiler_range(measure.profiler_range) as advance:
@@ -85,10 +124,10 @@ def measure_steps(
             task,
             timer,
             num_steps=limit_steps(task, measure),
-            origin=clock_start,
+            origin=times[0],
             keep_going=lambda: not any(agreement.agreed) and advance(),
         )
-        yield from record_steps(steps, timer, measure, recorder, agreement, sinks)
+        yield from record_steps(steps, timer, measure, recorder, agreement, times[1], sinks)
 
 
 def limit_steps(task: Task, measure: MeasureConfig) -> int | None:

@@ -17,20 +17,25 @@ from trainstone.stats import steady_state, throughput
 
 # A few seconds are too short to show the effect of heat and boost clocks, and for an energy counter.
 MIN_SECONDS = 10.0
+MIN_SHARE = 0.4
+AFTER_SHARE = 0.05
+"""Share of the time budget for measuring the peak again and writing the result."""
 # Growth of the series between two checks of its precision: a check costs time, and repeated checks bias the stop.
 CHECK_GROWTH = 1.25
 
 
 @dataclass
 class StopRule:
-    """Stop when the time limit is reached, or earlier when the confidence interval is narrow enough.
+    """Stop when the time budget is used, or earlier when the confidence interval is narrow enough.
 
-    Time counts from the end of the first step, which may compile for minutes.
+    Steps get MIN_SHARE of the budget even if trials, peaks and a first step that compiles have used it.
     """
 
     measure: MeasureConfig
     timer: Timer
     recorder: StepRecorder
+    end: float
+    """When the last step should end, on the timer's clock."""
     half_width: float | None = None
     """Half width of the interval at the last check."""
     seconds_left: float | None = None
@@ -44,7 +49,7 @@ class StopRule:
             return False
         now = self.timer.now()
         self._begin = min(self._begin, now)
-        self.seconds_left = self.measure.seconds - (now - self._begin)
+        self.seconds_left = max(self.end, self._begin + MIN_SHARE * self.measure.seconds) - now
         if self.seconds_left <= 0:
             return True
         number = len(self.recorder)
@@ -55,7 +60,7 @@ class StopRule:
         steady = steady_state.find_steady(seconds)
         inside = seconds[steady.from_step :]
         self.half_width = throughput.estimate_half_width(inside)
-        long_enough = self.measure.seconds - self.seconds_left >= min(MIN_SECONDS, self.measure.seconds / 2)
+        long_enough = now - self._begin >= min(MIN_SECONDS, self.measure.seconds / 2)
         return long_enough and steady.steady and throughput.is_precise_enough(inside, self.measure.half_width)
 
 
@@ -65,13 +70,14 @@ def record_steps(
     measure: MeasureConfig,
     recorder: StepRecorder,
     agreement: StopAgreement,
+    end: float,
     sinks: Sequence[Sink] = (),
 ) -> Iterator[Progress]:
     """Record steps until the stop rule, the number of steps or a signal ends them; all ranks end after the same step.
 
-    Only rank 0 evaluates the rule.
+    Only rank 0 evaluates the rule. `end`: when the time budget of the steps ends, on the timer's clock.
     """
-    rule, rank = StopRule(measure, timer, recorder), agreement.world.rank
+    rule, rank = StopRule(measure, timer, recorder, end), agreement.world.rank
     for record in steps:
         for sink in (*sinks, recorder):
             sink.step(record)

@@ -26,7 +26,7 @@ def run_aa_test(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progress,
     """Train two equal models in alternating blocks for the recipe's seconds; fills `outcome`, which --json prints."""
     config = life.config
     yield Progress("fitting the recipe to this machine")
-    fitted = fit_to_machine(resolve_num_classes(config, None), strict=False)
+    fitted = yield from fit_to_machine(resolve_num_classes(config, None), strict=False)
     timer = choose_timer(fitted.device)
     arms = {}
     for name in "AB":

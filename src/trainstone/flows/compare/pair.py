@@ -45,7 +45,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
     requested = {"A": resolve_num_classes(life.config, opened["A"]), "B": resolve_num_classes(b, opened["B"])}
     yield Progress("fitting both to this machine")
     life.check_stop()
-    fitted = fit_pair(requested["A"], requested["B"], same_recipe=same_recipe, strict=strict)
+    fitted = yield from fit_pair(requested["A"], requested["B"], same_recipe=same_recipe, strict=strict)
     run.write_config(fitted["A"].config)
     folders = create_points(run, fitted)
     with record_failure(folders["A"], life), record_failure(folders["B"], life):
@@ -107,7 +107,7 @@ def enter_turn(name: str, config: Config, loaders: Mapping[str, Loader]) -> None
     apply_process_settings(config)
 
 
-def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> dict[str, Fitted]:
+def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> Generator[Progress, None, dict[str, Fitted]]:
     """Fit both variants. With `same_recipe`, B uses the values that A's autos resolved to.
 
     Raise RunError if a variant does not fit into memory beside the weights of the other.
@@ -119,10 +119,11 @@ def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> dict[s
             hint="run each by itself, then: trainstone compare RUN --to RUN",
         )
     with prefix_errors("A"):
-        first = second = fit_to_machine(a, strict=strict)
+        first = second = yield from fit_to_machine(a, strict=strict)
     if b != a:
         with prefix_errors("B"):
-            second = fit_to_machine(inherit_autos(a, b, first.config) if same_recipe else b, strict=strict)
+            inherited = inherit_autos(a, b, first.config) if same_recipe else b
+            second = yield from fit_to_machine(inherited, strict=strict)
     free = free_bytes(first.device)
     needed = max(
         needed_bytes(one.config, one.device, one.config.train.batch_size) + RESIDENT_COPIES * other.work.parameter_bytes

@@ -96,7 +96,7 @@ def measure_demand(life: Lifecycle) -> Generator[Progress, None, Demand]:
     changed = change_section(config, "data", source="synthetic")
     changed = change_section(changed, "measure", seconds=DEMAND_SECONDS, iterations=None)
     yield Progress("fitting the recipe to this machine")
-    fitted = fit_to_machine(resolve_num_classes(changed, None), strict=False)
+    fitted = yield from fit_to_machine(resolve_num_classes(changed, None), strict=False)
     task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
     images, spent, begin = 0, 0.0, timer.now()
     for record in train_steps(task, timer):

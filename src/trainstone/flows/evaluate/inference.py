@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -19,7 +20,7 @@ from trainstone.engine.fit import Fitted, count_step_work, fit_engine
 from trainstone.engine.network import compile_model
 from trainstone.errors import ConfigError
 from trainstone.flows.bench.result import SideMeasurements, conclude
-from trainstone.flows.bench.stop_rule import record_steps
+from trainstone.flows.bench.stop_rule import AFTER_SHARE, record_steps
 from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
 from trainstone.flows.evaluate.run import open_images
 from trainstone.flows.lifecycle import Lifecycle
@@ -49,11 +50,14 @@ def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, N
             )
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
-    config, device, findings = fit_engine(config)
+    began = time.perf_counter()
+    config, device, findings, _ = yield from fit_engine(config)
     # Set both batch sizes to that of inference: readers of the result may look at either.
     config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
     # A forward pass has no phases and no optimiser.
-    config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
+    config = change_section(
+        config, "engine", split_phases=False, cuda_graphs=False, compile=config.engine.compile is True
+    )
     fitted = Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
     run.write_config(config)
     run.update(findings=findings)
@@ -70,7 +74,8 @@ def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, N
             )
             if config.measure.iterations is not None:
                 steps = itertools.islice(steps, config.measure.iterations)
-            yield from record_steps(steps, timer, config.measure, recorder, agreement)
+            end = began + (1 - AFTER_SHARE) * config.measure.seconds
+            yield from record_steps(steps, timer, config.measure, recorder, agreement, end)
     observed.peaks = yield from measure_device(life, fitted, peaks)
     observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"

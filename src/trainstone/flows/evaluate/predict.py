@@ -13,7 +13,7 @@ from trainstone.data.pipeline.input_pipeline import InputPipeline, WorkerState
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, ImageSource
 from trainstone.data.synthetic.generated import plan_recipe_data
-from trainstone.engine.fit import fit_engine
+from trainstone.engine.fit import finish, fit_engine
 from trainstone.engine.training_data import find_data
 from trainstone.errors import ConfigError, DataError
 from trainstone.flows.evaluate.load_weights import SavedWeights, load_network
@@ -28,7 +28,7 @@ EDGES = ("left", "top", "right", "bottom")
 
 def predict(config: Config, saved: SavedWeights, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
     """Yield the predictions for each image, most likely class first, as --json prints them; or why it is unreadable."""
-    config, device, findings = fit_engine(config)
+    config, device, findings, _ = finish(fit_engine(config))
     for found in findings:
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)

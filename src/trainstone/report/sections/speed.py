@@ -15,7 +15,7 @@ from trainstone.results.interleaved import describe_gradient_sync
 from trainstone.results.published import find_device_figures, find_figures
 from trainstone.results.series import BIN_WIDTH
 from trainstone.results.step_summary import describe_interval, describe_rate
-from trainstone.results.tables import Table
+from trainstone.results.tables import Table, build_filled_table
 from trainstone.results.training import list_facts
 from trainstone.units import format_count, format_decimal, format_interval, format_percent, format_rate, format_seconds
 
@@ -170,6 +170,25 @@ def build_limits(view: RunView) -> Section | None:
     blocks += [FactsBlock(facts)] if facts else []
     lead = f"Limited by {used.limit}." if used.limit not in (None, "unknown") else ""
     return Section("limits", "Performance limits", blocks, lead) if blocks else None
+
+
+def build_trials(view: RunView) -> Section | None:
+    """Show the trials that chose precision, batch size and torch.compile."""
+    trials = view.result.trials
+    if trials is None:
+        return None
+    compiled = trials.compile.describe("eager") if trials.compile else ""
+    facts = drop_empty({"precision": trials.describe_precisions(), "torch.compile": compiled, "taken": trials.taken})
+    best = max((row.images_per_second for row in trials.batches), default=0.0)
+    rows = [
+        [str(row.batch_size), format_rate(row.images_per_second), format_percent(row.images_per_second / best, 0),
+         format_seconds(row.step_seconds), "chosen" if row.batch_size == trials.chosen_batch_size else ""]
+        for row in trials.batches
+    ]  # fmt: skip
+    columns = {"batch size": True, "images/s": True, "of the best": True, "fastest step": True, "": False}
+    table = [build_filled_table(columns, rows)] if rows else []
+    lead = "What chose the configuration: short trials of the same network, by their fastest step."
+    return Section("trials", "Trials", [*table, FactsBlock(facts)], lead)
 
 
 def build_published(view: RunView) -> Section | None:

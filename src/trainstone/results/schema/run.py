@@ -14,6 +14,7 @@ from trainstone.results.schema.quality import Quality, Repeated
 from trainstone.results.schema.record import Count, Rate, Record, Seconds
 from trainstone.results.schema.sweep import Sweep
 from trainstone.results.schema.timeline import Timeline
+from trainstone.results.schema.trials import Trials
 from trainstone.stats.ratio import RatioOutcome
 
 # History of the format, raised when a key changes its meaning or is removed; a new key does not raise it:
@@ -244,6 +245,7 @@ class Result(Record):
     process: Process  # the process that writes the run
     world: WorldSize = WorldSize()  # number of ranks and nodes
     preflight: Preflight | None = None  # connection of several ranks
+    trials: Trials | None = None  # what chose an automatic precision, batch size and torch.compile
     throughput: Throughput | None = None
     step_seconds: StepSeconds | None = None
     utilisation: Utilisation | None = None  # speed relative to the measured peaks, and what limits it

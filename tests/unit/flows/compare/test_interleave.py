@@ -14,6 +14,7 @@ from support.processes.flows import LateTimer, drain, follow
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.engine import fit
+from trainstone.engine.fit import finish
 from trainstone.errors import ConfigError, RunError
 from trainstone.flows.compare import interleave, pair, result
 from trainstone.flows.compare.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving
@@ -232,11 +233,12 @@ def test_comparison_stopped_with_enough_rounds_has_outcome(compare, monkeypatch:
     assert parent.findings[-1].message == "stopped by SIGTERM after 6 complete rounds"
 
 
-def test_fit_pair_differs_only_in_requested_keys(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit, "_fits_time", lambda config, device, batch: config.model.depth > 18 or batch <= 2)
+def test_fit_pair_differs_only_in_requested_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(fit, "_fits_time", lambda config, row, batch: config.model.depth > 18 or batch <= 4)
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
     a = make("train.batch_size=auto", "engine.threads=4")
-    pair = fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False)
-    assert {name: one.config.train.batch_size for name, one in pair.items()} == {"A": 2, "B": 2}
+    pair = finish(fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False))
+    assert {name: one.config.train.batch_size for name, one in pair.items()} == {"A": 4, "B": 4}
     assert [key for key, _, _ in result.list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
 
 
@@ -251,7 +253,7 @@ def test_fit_pair_differs_only_in_requested_keys(monkeypatch: pytest.MonkeyPatch
 def test_fit_pair_errors_name_variant(monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str):
     monkeypatch.setattr(pair, "choose_device", torch.device)
     with pytest.raises(ConfigError, match=message):
-        fit_pair(make("train.batch_size=2"), make(*settings), same_recipe=True, strict=True)
+        finish(fit_pair(make("train.batch_size=2"), make(*settings), same_recipe=True, strict=True))
 
 
 def test_fit_pair_refuses_variants_that_exceed_memory_together(monkeypatch: pytest.MonkeyPatch):
@@ -260,9 +262,9 @@ def test_fit_pair_refuses_variants_that_exceed_memory_together(monkeypatch: pyte
     single = fit.needed_bytes(a, torch.device("cpu"), 2)
     monkeypatch.setattr(pair, "free_bytes", lambda _device: single + 90 * 10**6)
     with pytest.raises(RunError, match="out of memory: both variants in one process"):
-        fit_pair(a, a, same_recipe=True, strict=False)
+        finish(fit_pair(a, a, same_recipe=True, strict=False))
     monkeypatch.setattr(pair, "free_bytes", lambda _device: single + 100 * 10**6)
-    fit_pair(a, a, same_recipe=True, strict=False)
+    finish(fit_pair(a, a, same_recipe=True, strict=False))
 
 
 def test_describe_unrequested_lists_differences_from_fitting():
