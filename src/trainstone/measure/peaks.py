@@ -1,12 +1,13 @@
-"""Measure the device's peak FLOP/s (matrix multiplication in the run's precision) and memory bandwidth (copy).
+"""Measure the device's peak FLOP/s (multiplying matrices, on a CPU also a convolution) and memory bandwidth (copy).
 
 No table of data-sheet values: they do not include this machine's power limit and other load.
 """
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ COPY_BYTES_ACCELERATOR = 2 * 2**30
 MIN_COPY_BYTES = 2**20
 SIZES = {"cpu": (1024, 2048)}
 SIZES_ACCELERATOR = (4096, 8192)
+CONVOLUTION = (16, 256, 14)  # images, channels, side: a layer of ResNet-50
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ class Peaks:
 
 
 def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) -> Peaks:
-    """Multiply matrices and copy memory for about `seconds`; the caller must set the TF32 mode."""
-    sizes = SIZES.get(device.type, SIZES_ACCELERATOR)
-    best_flops, best_size, repeats = 0.0, 0, 0
-    for size in sizes:
-        flops, num = _measure_matmul(device, DTYPES[precision], size, 0.7 * seconds / len(sizes))
+    """Run the works and copy memory for about `seconds`; the caller must set the TF32 mode."""
+    works = list(_list_works(device, DTYPES[precision]))
+    best_flops, best_name, repeats = 0.0, "", 0
+    for name, flops, work in works:
+        best, num = _best_seconds(work, device, 0.7 * seconds / len(works))
         repeats += num
-        if flops > best_flops:
-            best_flops, best_size = flops, size
+        if flops / best > best_flops:
+            best_flops, best_name = flops / best, name
     threads = f", {format_count(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
-    source = f"measured in this run: {precision} matmul {best_size}x{best_size}, best of {repeats}{threads}"
+    source = f"measured in this run: {precision} {best_name}, best of {repeats}{threads}"
     free, num_bytes = free_bytes(device), COPY_BYTES.get(device.type, COPY_BYTES_ACCELERATOR)
     num_bytes = max(MIN_COPY_BYTES, num_bytes if free is None else min(num_bytes, free // 8)) // 4096 * 4096
     origin, target = _make_buffer(device, num_bytes), _make_buffer(device, num_bytes)
@@ -53,12 +55,19 @@ def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) ->
     return Peaks(best_flops, source, 2 * num_bytes / best)  # read once, written once
 
 
-def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> tuple[float, int]:
-    left = torch.randn(size, size, device=device).to(dtype)
-    right = torch.randn(size, size, device=device).to(dtype)
-    out = torch.empty(size, size, device=device, dtype=dtype)
-    best, repeats = _best_seconds(lambda: torch.mm(left, right, out=out), device, seconds)
-    return 2 * size**3 / best, repeats
+def _list_works(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, int, Callable[[], object]]]:
+    """Yield name, FLOPs and function of each work that may reach the peak."""
+    for size in SIZES.get(device.type, SIZES_ACCELERATOR):
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = torch.empty(size, size, device=device, dtype=dtype)
+        yield f"matmul {size}x{size}", 2 * size**3, partial(torch.mm, left, right, out=out)
+    if device.type == "cpu":
+        # Where torch's matmul uses MKL, which runs at half speed on an AMD CPU in fp32, oneDNN's convolution is the
+        # peak. It is direct: Winograd's would count FLOPs that are not executed.
+        batch, channels, side = CONVOLUTION
+        images, weights = torch.randn(batch, channels, side, side), torch.randn(channels, channels, 3, 3)
+        last = [tensor.to(dtype).to(memory_format=torch.channels_last) for tensor in (images, weights)]
+        yield "3x3 convolution", 2 * batch * side**2 * channels**2 * 9, partial(torch.conv2d, *last, padding=1)
 
 
 def _make_buffer(device: torch.device, num_bytes: int) -> torch.Tensor:
