@@ -8,12 +8,12 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from functools import lru_cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,14 +28,15 @@ from trainstone.engine.trials import (
     MIN_GAIN,
     NEAR_BEST,
     TrialNetwork,
+    alternate,
     find_cache_file,
     find_knee,
     read_trials,
     smallest_batch,
     store_trials,
-    time_batch,
+    summarise_turns,
+    time_if_fits,
     try_batches,
-    try_compile,
     try_precisions,
 )
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
@@ -55,10 +56,9 @@ REFUSED = ("engine-adapted", "batch-fitted", "rate-derived")
 """Finding codes that --strict turns into errors."""
 FIT_SHARE = 0.4
 """Share of the time budget that trials may take the first time."""
-PRECISION_SHARE = 0.5
-"""Share of that for comparing precisions, if there are several."""
-STEPS_SHARE = {"synthetic": 0.55}
-STEPS_SHARE_FILES = 0.4
+PRECISION_SHARE = 0.2
+"""Part of FIT_SHARE for comparing precisions, if there are several."""
+STEPS_SHARE, STEPS_SHARE_FILES = 0.55, 0.4
 """Share of the time budget that is left for steps after trials, peaks and, with images from files, baselines."""
 WANTED_STEPS = 26
 """Steps that must fit into it: 20 steady ones for an interval, and some warm-up."""
@@ -86,18 +86,48 @@ class Fitted:
     """When fitting began (time.perf_counter): the time budget counts from here."""
 
 
-class FittedEngine(NamedTuple):
+@dataclass
+class Fit:
+    """A fit in progress."""
+
     config: Config
-    device: torch.device
-    findings: list[Finding]
-    trials: Trials
+    strict: bool = False
+    world: Rank = SINGLE_RANK
+    measured: bool = True
+    """Choose the fastest batch of which enough steps fit into the time budget, else one suited to training."""
+    device: torch.device = CPU
+    findings: list[Finding] = field(default_factory=list)
+    trials: Trials = field(default_factory=lambda: Trials(taken_utc=format_now()))
+    began: float = field(default_factory=time.perf_counter)
+
+    def set(self, section: str, **changes: object) -> None:
+        self.config = change_section(self.config, section, **changes)
+
+    def report(self, code: str, message: str, hint: str | None = None, *, requested: bool = True) -> None:
+        """Add a finding; raise ConfigError if --strict refuses to change what the user requested."""
+        found = finding(code, message, hint=hint)
+        if self.strict and requested and code in REFUSED:
+            raise ConfigError(f"--strict: {message}", hint=found.hint)
+        self.findings.append(found)
+
+    def seconds_left(self) -> float:
+        """Return the time that is left for trials."""
+        return FIT_SHARE * self.config.measure.seconds - (time.perf_counter() - self.began)
+
+    def renew(self, **results: object) -> None:
+        """Add results to the trials, and store them in the cache folder."""
+        budget = max(self.trials.budget_seconds, self.config.measure.seconds)
+        now = {"taken_utc": format_now(), "reused": False, "budget_seconds": budget}
+        self.trials = self.trials.model_copy(update={**now, **results})
+        store_trials(find_cache_file(self.config, self.device), self.trials)
 
 
-Fitting = Generator[Progress, None, Fitted]
 Value = TypeVar("Value")
+Steps = Generator[Progress, None, Value]
+"""Part of a fit: yields progress."""
 
 
-def finish(fitting: Generator[Progress, None, Value]) -> Value:
+def finish(fitting: Steps[Value]) -> Value:
     """Run a fit to its end without showing progress."""
     while True:
         try:
@@ -107,75 +137,59 @@ def finish(fitting: Generator[Progress, None, Value]) -> Value:
             return found
 
 
-def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, measured: bool = True) -> Fitting:
-    """Resolve every auto and adapt what this machine cannot do.
+def format_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
-    `measured`: choose the fastest automatic batch of which enough steps fit into the time budget, else one suited to
-    training.
-    """
-    began = time.perf_counter()
-    requested, notes = config, [finding("recipe-note", note) for note in config.notes]
-    config, device, findings, trials = yield from fit_engine(config, strict=strict, world=world, measured=measured)
-    limit = FIT_SHARE * config.measure.seconds
 
-    def left() -> float:
-        return limit - (time.perf_counter() - began)
-
-    config, fitted, trials = yield from fit_batch(config, device, trials, left, measured=measured)
-    if requested.train.batch_size != "auto":
-        parts, geometry = requested.train.accumulate, requested.nodes * requested.devices_per_node
+def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, measured: bool = True) -> Steps[Fitted]:
+    """Resolve every auto and adapt what this machine cannot do; see Fit for `measured`."""
+    fit = yield from fit_engine(config, strict=strict, world=world, measured=measured)
+    yield from fit_batch(fit)
+    requested = config.train.batch_size
+    if requested != "auto" and not measured:
+        parts, geometry = config.train.accumulate, config.nodes * config.devices_per_node
         # A recipe without a system is for any number of ranks.
-        intended = (geometry if requested.system or geometry > 1 else world.world) * parts
+        intended = (geometry if config.system or geometry > 1 else world.world) * parts
         message = describe_rate_change(
-            requested.optimizer,
-            intended=(intended * requested.train.batch_size, intended),
-            now=(world.world * parts * config.train.batch_size, world.world * parts),
-            where=describe_source(requested),
+            config.optimizer,
+            intended=(intended * requested, intended),
+            now=(world.world * parts * fit.config.train.batch_size, world.world * parts),
+            where=describe_source(config),
         )
-        fitted += [finding("rate-derived", message)] if message and not measured else []
-        raise_if_strict(fitted, strict=strict)
-    config, compiled, trials = yield from fit_compile(config, device, trials, left, measured=measured)
-    work = count_step_work(config, config.train.batch_size)
+        if message:
+            fit.report("rate-derived", message)
+    yield from fit_compile(fit)
     # The written configuration must repeat this run exactly: no further adaptation.
-    config = change_section(config, "train", adapt=())
-    rows = [row for row in trials.batches if row.precision == config.train.precision]
-    shown = trials.model_copy(update={"batches": rows}) if rows or trials.precisions else None
-    return Fitted(config, device, work, (*notes, *findings, *fitted, *compiled), shown, began)
+    fit.set("train", adapt=())
+    work = count_step_work(fit.config, fit.config.train.batch_size)
+    notes = [finding("recipe-note", note) for note in config.notes]
+    rows = [row for row in fit.trials.batches if row.precision == fit.config.train.precision]
+    trials = fit.trials.model_copy(update={"batches": rows}) if rows or fit.trials.precisions else None
+    return Fitted(fit.config, fit.device, work, (*notes, *fit.findings), trials, fit.began)
 
 
 def describe_source(config: Config) -> str:
     return f"system {config.system}" if config.system else f"recipe {config.name}"
 
 
-def raise_if_strict(findings: list[Finding], *, strict: bool) -> None:
-    """Raise ConfigError if `strict` and a finding reports an adaptation."""
-    adapted = [found for found in findings if found.code in REFUSED]
-    if strict and adapted:
-        raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
-
-
-def fit_engine(
-    config: Config, *, strict: bool = False, world: Rank = SINGLE_RANK, measured: bool = True
-) -> Generator[Progress, None, FittedEngine]:
+def fit_engine(config: Config, *, strict: bool = False, world: Rank = SINGLE_RANK, measured: bool = True) -> Steps[Fit]:
     """Resolve device, threads and precision, and adapt what this machine cannot do; keep the batch size."""
-    device = choose_rank_device(config.device, world)
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device)  # events, graphs and streams are created on the current device
+    fit = Fit(config, strict, world, measured, choose_rank_device(config.device, world))
+    if fit.device.type != "cpu":
+        torch.accelerator.set_device_index(fit.device)  # events, graphs and streams are created on the current device
     cores = max(1, available_cores().threads // count_sharing_ranks())
-    threads = cores if config.engine.threads == "auto" else config.engine.threads
     # Several ranks have a device each: the configuration names only the type.
-    named = str(device) if world.world == 1 else device.type
-    config = change_section(config, "engine", threads=threads).model_copy(update={"device": named})
-    if config.loader.threads == "auto":
-        config = change_section(config, "loader", threads=cores)
-    config, adapted = adapt_engine(config, device, world, measured=measured)
-    raise_if_strict(adapted, strict=strict)
-    known = read_trials(find_cache_file(config, device)) if config.measure.reuse_trials else None
-    trials = known or Trials(taken_utc=datetime.now(UTC).isoformat(timespec="seconds"))
-    config, chosen, trials = yield from fit_precision(config, device, trials)
-    raise_if_strict(chosen, strict=strict)
-    apply_process_settings(config)
-    return FittedEngine(config, device, [*adapted, *chosen], trials)
+    named = str(fit.device) if world.world == 1 else fit.device.type
+    fit.config = config.model_copy(update={"device": named})
+    for section in ("engine", "loader"):
+        if getattr(config, section).threads == "auto":
+            fit.set(section, threads=cores)
+    adapt_engine(fit)
+    if config.measure.reuse_trials:
+        fit.trials = read_trials(find_cache_file(fit.config, fit.device)) or fit.trials
+    yield from fit_precision(fit)
+    apply_process_settings(fit.config)
+    return fit
 
 
 def choose_rank_device(requested: str, world: Rank) -> torch.device:
@@ -188,8 +202,9 @@ def choose_rank_device(requested: str, world: Rank) -> torch.device:
     return device
 
 
-def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured: bool) -> tuple[Config, list[Finding]]:
-    """Switch off features that this device or this kind of run does not support; return findings about it."""
+def adapt_engine(fit: Fit) -> None:
+    """Switch off features that this device or this kind of run does not support."""
+    config, device, world = fit.config, fit.device, fit.world
     graphs, split, parts = config.engine.cuda_graphs, config.engine.split_phases, config.train.accumulate > 1
     for both, one, other, why in (
         (graphs and split, "cuda_graphs", "engine.split_phases", "a replayed graph has no phases"),
@@ -199,27 +214,26 @@ def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured:
     ):
         if both:
             raise ConfigError(f"engine.{one} cannot be combined with {other}: {why}", hint=f"--set engine.{one}=false")
-    findings, on_cuda = [], device.type == "cuda"
+    on_cuda = device.type == "cuda"
     needed = f"needs CUDA; this run is on {device.type}: switched off"
     for section, key, off, applies, why in (
-        ("engine", "cuda_graphs", False, not measured, "is for bench only (capture changes the weights): switched off"),
+        ("engine", "cuda_graphs", False, not fit.measured, "is for bench only: capture changes the weights"),
         ("engine", "cuda_graphs", False, world.world > 1, f"needs a single rank, not {world.world}: switched off"),
         ("engine", "cuda_graphs", False, not on_cuda, needed),
         ("engine", "nvtx", False, not on_cuda, needed),
         ("measure", "profiler_range", None, not on_cuda, needed),
     ):
-        if applies and getattr(getattr(config, section), key) not in (False, None):
-            config = change_section(config, section, **{key: off})
-            findings.append(finding("engine-adapted", f"{section}.{key} {why}"))
+        if applies and getattr(getattr(fit.config, section), key) not in (False, None):
+            fit.set(section, **{key: off})
+            fit.report("engine-adapted", f"{section}.{key} {why}")
     if config.train.precision == "tf32" and not (on_cuda and torch.cuda.is_tf32_supported()):
-        config = change_section(config, "train", precision="fp32")
-        findings.append(finding("engine-adapted", "tf32 needs an NVIDIA GPU of 2020 or later: using fp32"))
+        fit.set("train", precision="fp32")
+        fit.report("engine-adapted", "tf32 needs an NVIDIA GPU of 2020 or later: using fp32")
     if config.nodes * config.devices_per_node not in (1, world.world):
         geometry = f"{config.nodes} x {config.devices_per_node} devices"
         used = "one" if world.world == 1 else str(world.world)
-        findings.append(finding("engine-adapted", f"{describe_source(config)} has {geometry}; this run uses {used}"))
-        config = config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
-    return config, findings
+        fit.report("engine-adapted", f"{describe_source(config)} has {geometry}; this run uses {used}")
+        fit.config = fit.config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
 
 
 @lru_cache(maxsize=8)
@@ -237,11 +251,9 @@ def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -
         return count_work(forward, backward=backward)
 
 
-def fit_batch(
-    config: Config, device: torch.device, trials: Trials, left: Callable[[], float], *, measured: bool = True
-) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
-    """Check the requested batch against memory, or choose one that fits into memory (and, if `measured`, time)."""
-    requested = config.train.batch_size
+def fit_batch(fit: Fit) -> Steps[None]:
+    """Check the requested batch against memory, or choose one that fits into memory (and, if measured, time)."""
+    config, requested = fit.config, fit.config.train.batch_size
     smallest = 2 if config.data.image_size <= 32 else 1  # batch norm needs two values per channel
     if requested != "auto" and requested < smallest:
         raise ConfigError(
@@ -249,83 +261,84 @@ def fit_batch(
             hint="--set train.batch_size=2",
         )
     if requested != "auto" and "batch_size" not in config.train.adapt:
-        check_memory(config, device, requested)
-        return config, [], trials
-    if requested == "auto" and measured:
-        return (yield from choose_batch(config, device, trials, left))
-    yield Progress("fitting the batch size")
-    return *reduce_batch(config, device, smallest, measured=measured), trials
+        check_memory(config, fit.device, requested)
+    elif requested == "auto" and fit.measured:
+        yield from choose_batch(fit)
+    else:
+        yield Progress("fitting the batch size")
+        first = CPU_TRAINING_BATCH if fit.device.type == "cpu" else ACCELERATOR_TRAINING_BATCH
+        reduce_batch(fit, first if requested == "auto" else requested, smallest)
 
 
-def reduce_batch(
-    config: Config, device: torch.device, smallest: int, *, measured: bool
-) -> tuple[Config, list[Finding]]:
-    """Halve the batch size of training, or of a recipe that allows it, until it fits into memory (and time)."""
-    requested = config.train.batch_size
-    first = CPU_TRAINING_BATCH if device.type == "cpu" else ACCELERATOR_TRAINING_BATCH
-    first = batch = first if requested == "auto" else requested
+def reduce_batch(fit: Fit, first: int, smallest: int) -> None:
+    """Halve the batch size of training, or of a recipe that allows it, until it fits into memory (and time).
+
+    Estimates of memory are a lower bound: an accelerator tries the batch itself. A CPU, where 256 images may take
+    minutes, extrapolates the time from a small batch.
+    """
+    config, device, batch = fit.config, fit.device, first
     with ExitStack() as stack:
-        network = stack.enter_context(TrialNetwork(config, device)) if measured or device.type != "cpu" else None
-        while not _fits(config, device, network, batch, measured=measured):
+        on_cpu, row = device.type == "cpu", None
+        network = stack.enter_context(TrialNetwork(config, device)) if fit.measured or not on_cpu else None
+
+        def fits(size: int) -> bool:
+            nonlocal row
+            if not _fits_memory(config, device, size):
+                return False
+            if network and (row is None or not on_cpu):
+                tried = min(size, smallest_batch(config, device)) if on_cpu else size
+                row = time_if_fits(network, config.train.precision, tried)
+                if row is None:
+                    return False
+            return not fit.measured or row is None or _fits_time(config, row, size)
+
+        while not fits(batch):
             if batch <= smallest:
                 check_memory(config, device, batch)  # raises unless it is only too slow: then use the smallest batch
                 break
             batch = max(smallest, batch // 2)
-    config = change_section(config, "train", batch_size=batch)
-    if batch == first:
-        return config, []
-    limits = "memory and time" if measured else "memory"
-    chosen = f"using {format_count(batch, 'image')} per step and device instead of {first}"
-    return config, [finding("batch-fitted", f"{chosen}, to fit into {limits}")]
+    fit.set("train", batch_size=batch)
+    if batch != first:
+        limits = "memory and time" if fit.measured else "memory"
+        chosen = f"using {format_count(batch, 'image')} per step and device instead of {first}"
+        fit.report("batch-fitted", f"{chosen}, to fit into {limits}", requested=config.train.batch_size != "auto")
 
 
-def choose_batch(
-    config: Config, device: torch.device, trials: Trials, left: Callable[[], float]
-) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
+def choose_batch(fit: Fit) -> Steps[None]:
     """Choose the smallest batch size within 3 % of the fastest, of those whose steps fit into the time budget."""
-    precision, budget = config.train.precision, FIT_SHARE * config.measure.seconds
-    others = [row for row in trials.batches if row.precision != precision]
-    rows = [row for row in trials.batches if row.precision == precision]
-    if not rows or (trials.ended.get(precision) == "time" and budget > LONGER * trials.budget_seconds):
+    config, device, precision = fit.config, fit.device, fit.config.train.precision
+    rows = [row for row in fit.trials.batches if row.precision == precision]
+    longer = fit.trials.ended.get(precision) == "time" and config.measure.seconds > LONGER * fit.trials.budget_seconds
+    if not rows or longer:
+        if device.type == "cpu":
+            check_memory(config, device, smallest_batch(config, device))
         with TrialNetwork(config, device) as network:
-            start = smallest_batch(config, device)
-            if device.type == "cpu":
-                check_memory(config, device, start)
-            else:
-                start = network.find_start(precision, start)
+            start = network.find_start(precision, smallest_batch(config, device))
             sizes = (start * 2**power for power in itertools.count())
-            fits = lambda size: _fits_memory(config, device, size)  # noqa: E731
-            rows, ended = yield from try_batches(network, precision, sizes, rows, fits, left())
-        trials = _renew(config, device, trials, batches=[*others, *rows], ended={**trials.ended, precision: ended})
+            fits = partial(_fits_memory, config, device)
+            rows, ended = yield from try_batches(network, precision, sizes, fits, fit.seconds_left())
+        others = [row for row in fit.trials.batches if row.precision != precision]
+        fit.renew(batches=[*others, *rows], ended={**fit.trials.ended, precision: ended})
     best = find_knee(rows)
     chosen = find_knee([row for row in rows if _fits_time(config, row, row.batch_size)] or rows[:1])
     if chosen.images_per_second >= best.images_per_second * NEAR_BEST:
         best = chosen
-    findings = []
     if chosen is not best:
         slower = format_percent(1 - chosen.images_per_second / best.images_per_second, 0)
-        needed = math.ceil(WANTED_STEPS * best.step_seconds * config.train.accumulate / _steps_share(config) / 10) * 10
+        needed = math.ceil(WANTED_STEPS * best.step_seconds * config.train.accumulate / steps_share(config) / 10) * 10
         message = f"using {format_count(chosen.batch_size, 'image')} per step instead of {best.batch_size}, so that "
         message += f"{WANTED_STEPS} steps fit into the time: {slower} slower"
-        findings.append(finding("batch-limited", message, hint=f"measure the faster one: --seconds {needed}"))
-    elif trials.ended.get(precision) == "time":
+        fit.report("batch-limited", message, hint=f"measure the faster one: --seconds {needed}")
+    elif fit.trials.ended.get(precision) == "time":
         message = f"batch sizes above {rows[-1].batch_size} were not tried for lack of time; they may be faster"
-        findings.append(finding("batch-limited", message, hint=f"--seconds {math.ceil(3 * config.measure.seconds)}"))
-    trials = trials.model_copy(update={"best_batch_size": best.batch_size, "chosen_batch_size": chosen.batch_size})
-    return change_section(config, "train", batch_size=chosen.batch_size), findings, trials
+        fit.report("batch-limited", message, hint=f"--seconds {math.ceil(3 * config.measure.seconds)}")
+    choice = {"best_batch_size": best.batch_size, "chosen_batch_size": chosen.batch_size}
+    fit.trials = fit.trials.model_copy(update=choice)
+    fit.set("train", batch_size=chosen.batch_size)
 
 
-def _renew(config: Config, device: torch.device, trials: Trials, **changes: object) -> Trials:
-    """Return the trials with new results, and store them in the cache folder."""
-    budget = max(trials.budget_seconds, FIT_SHARE * config.measure.seconds)
-    taken = datetime.now(UTC).isoformat(timespec="seconds")
-    renewed = trials.model_copy(update={"taken_utc": taken, "reused": False, "budget_seconds": budget, **changes})
-    store_trials(find_cache_file(config, device), renewed)
-    return renewed
-
-
-def _steps_share(config: Config) -> float:
-    return STEPS_SHARE.get(config.data.source, STEPS_SHARE_FILES)
+def steps_share(config: Config) -> float:
+    return STEPS_SHARE if config.data.source == "synthetic" else STEPS_SHARE_FILES
 
 
 def _fits_time(config: Config, row: BatchTrial, size: int) -> bool:
@@ -334,27 +347,7 @@ def _fits_time(config: Config, row: BatchTrial, size: int) -> bool:
     if config.measure.iterations is not None and not config.train.adapt:
         return True
     seconds = row.step_seconds * size / row.batch_size * config.train.accumulate
-    return seconds * WANTED_STEPS <= _steps_share(config) * config.measure.seconds
-
-
-def _fits(config: Config, device: torch.device, network: TrialNetwork | None, size: int, *, measured: bool) -> bool:
-    """Return whether a batch size fits into memory (and, if `measured`, time).
-
-    Estimates of memory are a lower bound: an accelerator tries the batch itself. A CPU, where 256 images may take
-    minutes, extrapolates from a small batch.
-    """
-    if not _fits_memory(config, device, size):
-        return False
-    if network is None:
-        return True
-    tried = size if device.type != "cpu" else min(size, smallest_batch(config, device))
-    try:
-        row = time_batch(network, config.train.precision, tried)
-    except RuntimeError as err:
-        if devices.is_out_of_memory(err):
-            return False
-        raise
-    return not measured or _fits_time(config, row, size)
+    return seconds * WANTED_STEPS <= steps_share(config) * config.measure.seconds
 
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
@@ -379,60 +372,64 @@ def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
     return free is None or needed_bytes(config, device, batch) <= free
 
 
-def fit_precision(
-    config: Config, device: torch.device, trials: Trials
-) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
+def fit_precision(fit: Fit) -> Steps[None]:
     """Resolve auto to the fastest precision by trial; try a requested precision too, as it may crash or be slow here.
 
     If a requested one is slow and the recipe allows adaptation (train.adapt), use the fastest instead.
     """
-    requested, candidates = config.train.precision, devices.candidate_precisions(device)
+    config, device, requested = fit.config, fit.device, fit.config.train.precision
+    candidates = devices.candidate_precisions(device)
     if requested == "fp32":
-        return config, [], trials
+        return
     if requested == "auto" and candidates == ["fp32"]:
-        message = "using fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
-        return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)], trials
+        fit.set("train", precision="fp32")
+        fit.report("precision-chosen", "using fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)")
+        return
     names = [name for name in PREFERENCE if name in {*candidates, requested}]
-    seconds = FIT_SHARE * config.measure.seconds
+    trials, seconds = fit.trials, config.measure.seconds
     known = {trial.name for trial in trials.precisions} >= set(names)
     if not known or (not trials.decided and seconds > LONGER * trials.budget_seconds):
-        found = yield from try_precisions(config, device, names, PRECISION_SHARE * seconds)
-        new = {name: getattr(found, name) for name in ("precision", "decided", "precision_batch_size", "precisions")}
-        trials = _renew(config, device, trials, **new)
-    choice = trials.precision or "fp32"
-    if requested == "auto":
-        choice_text = f"using {choice}{'' if trials.decided else ', undecided'}"
-        message = f"{choice_text}: {trials.describe_precisions()} ({trials.taken})"
-        return change_section(config, "train", precision=choice), [finding("precision-chosen", message)], trials
-    trial = next(trial for trial in trials.precisions if trial.name == requested)
+        turns = yield from try_precisions(config, device, names, PRECISION_SHARE * seconds)
+        found, fastest, decided = summarise_turns(turns, names)
+        batch = max(turn.batch_size for turn in turns)
+        fit.renew(precisions=found, precision=fastest, decided=decided, precision_batch_size=batch)
+    trials = fit.trials
+    choice, trial = trials.precision, next((trial for trial in trials.precisions if trial.name == requested), None)
+    if trial is None:
+        undecided = "" if trials.decided else ", undecided"
+        message = f"using {choice}{undecided}: {trials.describe_precisions()} ({trials.taken})"
+        fit.set("train", precision=choice)
+        fit.report("precision-chosen", message)
+        return
     slow = trial.ratio is not None and (trial.ci95[1] if trial.ci95 else trial.ratio) < 1
-    if not (slow or trial.failure):
-        return config, [], trials
     message = f"{trial.describe()} on this device"
-    if "precision" in config.train.adapt:
-        adapted = finding("engine-adapted", f"{message}: using {choice}")
-        return change_section(config, "train", precision=choice), [adapted], trials
-    if trial.failure:
+    if (slow or trial.failure) and "precision" in config.train.adapt:
+        fit.set("train", precision=choice)
+        fit.report("engine-adapted", f"{message}: using {choice}")
+    elif trial.failure:
         raise MachineError(message, hint="--set train.precision=auto")
-    return config, [finding("precision-slow", message)], trials
+    elif slow:
+        fit.report("precision-slow", message)
 
 
-def fit_compile(
-    config: Config, device: torch.device, trials: Trials, left: Callable[[], float], *, measured: bool
-) -> Generator[Progress, None, tuple[Config, list[Finding], Trials]]:
+def fit_compile(fit: Fit) -> Steps[None]:
     """Resolve engine.compile = auto: true if a trial shows that it is faster; training does not compile."""
-    if config.engine.compile != "auto":
-        return config, [], trials
-    trial, batch = trials.compile, config.train.batch_size
-    possible = device.type != "cpu" or shutil.which("g++") or shutil.which("clang++")
-    if measured and trial is None and possible and batch != "auto" and left() >= COMPILE_SECONDS:
+    if fit.config.engine.compile != "auto":
+        return
+    precision, batch, trial = fit.config.train.precision, fit.config.train.batch_size, fit.trials.compile
+    possible = fit.device.type != "cpu" or shutil.which("g++") or shutil.which("clang++")
+    if fit.measured and trial is None and possible and fit.seconds_left() >= COMPILE_SECONDS:
         yield Progress("trying torch.compile")
-        with TrialNetwork(config, device) as network:
-            trial = try_compile(network, config.train.precision, batch)
-        trials = _renew(config, device, trials, compile=trial)
-    wins = measured and trial is not None and trial.ci95 is not None and trial.ci95[0] > MIN_GAIN
-    config = change_section(config, "engine", compile=wins)
-    if trial is None or not measured:
-        return config, [], trials
-    message = f"{'using' if wins else 'not using'} torch.compile: {trial.describe('eager')} ({trials.taken})"
-    return config, [finding("compile-chosen", message)], trials
+        with TrialNetwork(fit.config, fit.device) as network:
+
+            def time_turn(name: str) -> float:
+                return network.time_turn(precision, batch, compiled=name == "compile")
+
+            turns = list(alternate(time_turn, ["eager", "compile"], math.inf))
+        trial = summarise_turns(turns, ["eager", "compile"])[0][1]
+        fit.renew(compile=trial)
+    wins = bool(fit.measured and trial and trial.ci95 and trial.ci95[0] > MIN_GAIN)
+    fit.set("engine", compile=wins)
+    if trial and fit.measured:
+        message = f"{'using' if wins else 'not using'} torch.compile: {trial.describe('eager')} ({fit.trials.taken})"
+        fit.report("compile-chosen", message)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,7 +33,7 @@ from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings, compile_model
 from trainstone.engine.optim import LossScale
 from trainstone.engine.task import build_task
-from trainstone.errors import ResultError
+from trainstone.errors import ResultError, TrainstoneError
 from trainstone.files import cache_folder, write_atomically
 from trainstone.machine.allocator import keeps_memory, release_free_memory
 from trainstone.machine.cpus import memory_limit_bytes, read_cpuinfo, restore_affinity
@@ -68,13 +67,13 @@ CHOSEN_KEYS = {"train": {"batch_size", "precision", "adapt", "accumulate"}, "eng
 
 
 class Turn(NamedTuple):
-    """A timed turn of one precision. Round 0 is its first; without seconds it is about to start, or failed."""
+    """A timed turn of one choice. Round 0 is its first; without seconds it is about to start, or failed."""
 
-    precision: str
+    name: str
     round: int
-    batch_size: int
     seconds: float | None = None
     failure: str | None = None
+    batch_size: int = 0
 
 
 class TrialNetwork:
@@ -148,38 +147,50 @@ def smallest_batch(config: Config, device: torch.device) -> int:
     return min(64, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
 
 
+def alternate(
+    time_turn: Callable[[str], float], names: Sequence[str], end: float, max_first: float = math.inf
+) -> Iterator[Turn]:
+    """Take turns (A B B A) until the intervals allow a choice, or until `end` on the clock.
+
+    A choice that fails, or whose first turn takes `max_first` times as long as the first one's, gets no further turns.
+    """
+    times: dict[str, list[float]] = {}
+    first: list[float] = []
+    for name in names:
+        yield Turn(name, 0)  # the next turn may crash the process
+        try:
+            first.append(time_turn(name))
+        except (RuntimeError, TrainstoneError) as err:
+            yield Turn(name, 0, failure=str(err).strip().splitlines()[0])
+            continue
+        if first[-1] <= max_first * first[0]:
+            times[name] = []
+        yield Turn(name, 0, first[-1])
+    for number in range(MAX_ROUNDS if len(times) > 1 else 0):
+        for name in list(times)[:: 1 if number % 2 else -1]:
+            seconds = time_turn(name)
+            if number:  # the first round warms up
+                times[name].append(seconds)
+                yield Turn(name, number, seconds)
+        if number and (choose_fastest(times)[1] or time.perf_counter() > end):
+            return
+
+
 def alternate_precisions(config: Config, device: torch.device, names: Sequence[str], seconds: float) -> Iterator[Turn]:
-    """Train at each precision in turn (A B B A) until the intervals allow a choice, or for `seconds`."""
-    end = time.perf_counter() + seconds
+    """Train at each precision in turn, with as many images per step as the time allows."""
+    end, spent = time.perf_counter() + seconds, 0.0
     with TrialNetwork(config, device) as network:
-        batch = smallest_batch(config, device)
-        if device.type != "cpu":
-            batch = network.find_start(names[0], batch)
-        times: dict[str, list[float]] = {}
-        first: list[float] = []
-        for name in names:
-            yield Turn(name, 0, batch)  # the next step may crash the process
-            try:
-                first.append(network.time_turn(name, batch))
-            except RuntimeError as err:
-                yield Turn(name, 0, batch, failure=str(err).splitlines()[0])
-                continue
-            yield Turn(name, 0, batch, first[-1])
-            if first[-1] <= MAX_FIRST_STEP * first[0]:
-                times[name] = []
-        # Larger batches are closer to the speed of a run: take as many images as leave time for disturbed rounds.
-        largest = 16 if device.type == "cpu" else 256
-        round_seconds = sum(first) * network.steps_per_turn
-        while batch < largest and 4 * (MIN_ROUNDS + 1) * round_seconds < end - time.perf_counter():
-            batch, round_seconds = batch * 2, round_seconds * 2
-        for number in range(MAX_ROUNDS if len(times) > 1 else 0):
-            for name in list(times)[:: 1 if number % 2 else -1]:
-                taken = network.time_turn(name, batch)
-                if number:  # the first round warms up
-                    times[name].append(taken)
-                    yield Turn(name, number, batch, taken)
-            if number and (choose_fastest(times)[1] or time.perf_counter() > end):
-                return
+        batch = network.find_start(names[0], smallest_batch(config, device))
+        largest = 16 if device.type == "cpu" else 256  # large batches are closer to the speed of a run
+        time_turn = lambda name: network.time_turn(name, batch)  # noqa: E731  the batch grows
+        for turn in alternate(time_turn, names, end, MAX_FIRST_STEP):
+            yield turn._replace(batch_size=batch)
+            if turn.round == 0:
+                spent += turn.seconds or 0.0
+                done = turn.name == names[-1] and (turn.seconds or turn.failure)
+                # Half of the time is kept for disturbed turns.
+                while done and batch < largest and spent * 4 * MIN_ROUNDS < (end - time.perf_counter()):
+                    batch, spent = batch * 2, spent * 2
 
 
 def compare_speed(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
@@ -212,35 +223,26 @@ def choose_fastest(times: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
     return choice, slower and all(gain(choice, name)[1] < MIN_GAIN for name in names[at + 1 :])
 
 
-def summarise_turns(turns: Sequence[Turn], names: Sequence[str]) -> Trials:
-    """Return what the turns show about each precision, and the choice."""
-    first = {turn.precision: turn for turn in turns if turn.round == 0}
-    working = [name for name in names if first[name].seconds is not None]
-    base = working[0] if working else names[0]
-    times = {name: [t.seconds for t in turns if t.round and t.precision == name and t.seconds] for name in working}
-    times = {name: series for name, series in times.items() if series}
+def summarise_turns(turns: Sequence[Turn], names: Sequence[str]) -> tuple[list[SpeedTrial], str, bool]:
+    """Return what the turns show about each choice, the fastest, and whether the intervals decide so."""
+    first = {turn.name: turn for turn in turns if turn.round == 0}
+    times = {name: [turn.seconds for turn in turns if turn.round and turn.name == name] for name in names}
+    base = next((name for name in names if first[name].seconds), names[0])
     found = []
     for name in names:
         ratio, ci95 = None, None
-        if name in times and base in times:
-            ratio, ci95 = compare_speed(times[base], times[name])
-        elif name in working:  # ended by its first step
-            ratio = (first[base].seconds or 0.0) / (first[name].seconds or math.inf)
+        if first[name].seconds:
+            rounds = times if times[name] else {each: [first[each].seconds] for each in (base, name)}
+            ratio, ci95 = compare_speed(rounds[base], rounds[name])
         trial = SpeedTrial(name=name, ratio=ratio, ci95=ci95 if name != base else None, failure=first[name].failure)
         found.append(trial)
-    choice, decided = choose_fastest(times) if times else (base, True)
-    return Trials(
-        taken_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        precision=choice,
-        decided=decided,
-        precisions=found,
-        precision_batch_size=max(turn.batch_size for turn in turns),
-    )
+    live = {name: times[name] for name in names if times[name] and not first[name].failure}
+    return found, *(choose_fastest(live) if live else (base, True))
 
 
 def try_precisions(
     config: Config, device: torch.device, names: Sequence[str], seconds: float
-) -> Generator[Progress, None, Trials]:
+) -> Generator[Progress, None, list[Turn]]:
     """Compare precisions; on a CPU in child processes, where a crash loses only the precision that caused it."""
     end, live, turns = time.perf_counter() + seconds, list(names), list[Turn]()
     run = run_child if device.type == "cpu" else alternate_precisions
@@ -249,17 +251,17 @@ def try_precisions(
             for turn in running:
                 turns.append(turn)
                 rate = turn.batch_size / turn.seconds if turn.seconds else None
-                yield Progress(f"comparing precisions: {turn.precision}", images_per_second=rate)
+                yield Progress(f"comparing precisions: {turn.name}", images_per_second=rate)
         if not turns[-1].failure or len(live) <= 2:
-            return summarise_turns(turns, names)
-        live.remove(turns[-1].precision)
+            return turns
+        live.remove(turns[-1].name)
 
 
 def run_child(config: Config, device: torch.device, names: Sequence[str], seconds: float) -> Iterator[Turn]:
     """Run alternate_precisions in a child process; if that crashes, the last turn says so."""
     command = [sys.executable, "-P", "-m", "trainstone.engine.trials", str(device), ",".join(names)]
     command.append(str(time.time() + seconds))  # importing torch counts, too
-    last, text = Turn(names[0], 0, 0), config.model_dump_json()
+    last, text = Turn(names[0], 0), config.model_dump_json()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A new session: a Ctrl-C must not reach the child and look like a precision that crashed.
     with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as child:
@@ -280,22 +282,19 @@ def run_child(config: Config, device: torch.device, names: Sequence[str], second
             child.kill()
     if child.returncode:
         crash = f"crashed: {signal.strsignal(-child.returncode)}" if child.returncode < 0 else errors[-1]
-        yield Turn(last.precision, 0, last.batch_size, failure=crash)
+        yield last._replace(round=0, seconds=None, failure=crash)
 
 
 def try_batches(
     network: TrialNetwork,
     precision: str,
     sizes: Iterable[int],
-    known: Sequence[BatchTrial],
     fits: Callable[[int], bool],
     seconds: float,
 ) -> Generator[Progress, None, tuple[list[BatchTrial], Literal["knee", "memory", "time"]]]:
     """Time one batch size after the other, as long as the speed rises; return the trials and why they ended."""
-    rows, end = list(known), time.perf_counter() + seconds
+    rows, end = list[BatchTrial](), time.perf_counter() + seconds
     for size in sizes:
-        if any(row.batch_size == size for row in rows):
-            continue
         if not fits(size):
             return rows, "memory"
         if rows:
@@ -303,14 +302,14 @@ def try_batches(
             if time.perf_counter() + COST_IN_TURNS * turn > end:
                 return rows, "time"
         yield Progress(f"trying batch sizes: {size}", images_per_second=rows[-1].images_per_second if rows else None)
-        try:
-            rows.append(time_batch(network, precision, size))
-        except RuntimeError as err:
-            if not devices.is_out_of_memory(err) or not rows:
-                raise
+        row = time_if_fits(network, precision, size)
+        if row is None:
             return rows, "memory"
+        rows.append(row)
         if not rises(rows) and len(rows) > 1:  # a disturbance would look the same: time both again
-            rows[-2:] = [merge(row, time_batch(network, precision, row.batch_size, warm=False)) for row in rows[-2:]]
+            for number in (-2, -1):
+                again = time_batch(network, precision, rows[number].batch_size, warm=False)
+                rows[number] = min(rows[number], again, key=lambda row: row.step_seconds)
             if not rises(rows):
                 return rows, "knee"
     return rows, "knee"
@@ -335,32 +334,20 @@ def time_batch(network: TrialNetwork, precision: str, size: int, *, warm: bool =
     )
 
 
-def merge(a: BatchTrial, b: BatchTrial) -> BatchTrial:
-    return a if a.step_seconds <= b.step_seconds else b
+def time_if_fits(network: TrialNetwork, precision: str, size: int) -> BatchTrial | None:
+    """Time a batch size; None if it does not fit into memory."""
+    try:
+        return time_batch(network, precision, size)
+    except RuntimeError as err:
+        if devices.is_out_of_memory(err):
+            return None
+        raise
 
 
 def find_knee(rows: Sequence[BatchTrial]) -> BatchTrial:
     """Return the smallest batch size within 3 % of the fastest."""
     best = max(row.images_per_second for row in rows)
     return min((row for row in rows if row.images_per_second >= NEAR_BEST * best), key=lambda row: row.batch_size)
-
-
-def try_compile(network: TrialNetwork, precision: str, size: int) -> SpeedTrial:
-    """Compare torch.compile with eager execution; the first compiled step compiles."""
-    try:
-        begin = time.perf_counter()
-        network.time_turn(precision, size, compiled=True)
-        first = time.perf_counter() - begin
-        turns = {False: list[float](), True: list[float]()}
-        for number in range(MIN_ROUNDS + 1):
-            for compiled in (False, True, True, False):
-                turns[compiled].append(network.time_turn(precision, size, compiled=compiled))
-            if number >= 1 and choose_fastest({"eager": turns[False], "compile": turns[True]})[1]:
-                break
-    except Exception as err:  # noqa: BLE001  dynamo, inductor and a C++ compiler may raise anything
-        return SpeedTrial(name="compile", failure=str(err).strip().splitlines()[0][:200])
-    ratio, ci95 = compare_speed(turns[False], turns[True])
-    return SpeedTrial(name="compile", ratio=ratio, ci95=ci95, first_step_seconds=first)
 
 
 def find_cache_file(config: Config, device: torch.device) -> Path:

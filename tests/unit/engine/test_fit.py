@@ -12,7 +12,7 @@ from trainstone.config.schema import OptimizerConfig
 from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import open_split
 from trainstone.engine import fit, trials
-from trainstone.engine.fit import finish
+from trainstone.engine.fit import Fit, finish
 from trainstone.engine.lr_schedule import describe_rate_change
 from trainstone.engine.task import build_task
 from trainstone.errors import ConfigError, MachineError, RunError
@@ -103,14 +103,16 @@ class FakeNetwork:
         return trials.TrialNetwork.find_start(self, precision, batch_size)
 
 
-def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU):
+def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU, known: Trials | None = None) -> Fit:
     """Choose an automatic batch with a fake network on a fake device; memory estimates say that all fits."""
     monkeypatch.setattr(fit, "TrialNetwork", network)
     monkeypatch.setattr(fit, "_fits_memory", lambda *_: True)
     monkeypatch.setattr(fit, "check_memory", lambda *_: None)
     config = load_config("resnet50", settings=[*TINY, "engine.threads=2", *settings])
-    known = Trials(taken_utc="2026-11-19T00:00:00+00:00")
-    return finish(fit.choose_batch(config, device, known, lambda: 0.4 * config.measure.seconds))
+    fitting = Fit(config, device=device, began=trials.time.perf_counter())
+    fitting.trials = known or fitting.trials
+    finish(fit.choose_batch(fitting))
+    return fitting
 
 
 @pytest.mark.parametrize(
@@ -124,30 +126,30 @@ def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU
 )
 def test_choose_batch_takes_smallest_near_best_that_fits_time(monkeypatch, tmp_path, network, seconds, batch, best):
     monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
-    config, findings, found = fit_auto_batch(monkeypatch, network, f"measure.seconds={seconds}")
-    assert config.train.batch_size == found.chosen_batch_size == batch
+    fitted = fit_auto_batch(monkeypatch, network, f"measure.seconds={seconds}")
+    assert fitted.config.train.batch_size == fitted.trials.chosen_batch_size == batch
     if best:
-        assert (found.best_batch_size, findings) == (best, [])
+        assert (fitted.trials.best_batch_size, fitted.findings) == (best, [])
     else:
-        assert found.best_batch_size > batch
-        assert [one.code for one in findings] == ["batch-limited"]
-        assert "slower" in findings[0].message
+        assert fitted.trials.best_batch_size > batch
+        (limited,) = fitted.findings
+        assert limited.code == "batch-limited"
+        assert "slower" in limited.message
         # The hint is true: with these seconds the fastest batch is used.
-        seconds = findings[0].hint.split()[-1]
-        again, *_ = fit_auto_batch(monkeypatch, network, f"measure.seconds={seconds}")
-        assert again.train.batch_size == found.best_batch_size
+        again = fit_auto_batch(monkeypatch, network, f"measure.seconds={limited.hint.split()[-1]}")
+        assert again.config.train.batch_size == fitted.trials.best_batch_size
 
 
 def test_choose_batch_on_accelerator_starts_at_64_and_stops_at_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
     network = FakeNetwork(seconds=0.0001, fixed=0.1, memory=1000)
-    config, findings, found = fit_auto_batch(monkeypatch, network, "measure.seconds=600", device=torch.device("cuda"))
-    assert (network.tried[0], config.train.batch_size) == (64, 512)  # not capped at 256
-    assert found.ended == {"fp32": "memory"}
-    assert findings == []
+    fitted = fit_auto_batch(monkeypatch, network, "measure.seconds=600", device=torch.device("cuda"))
+    assert (network.tried[0], fitted.config.train.batch_size) == (64, 512)  # not capped at 256
+    assert fitted.trials.ended == {"fp32": "memory"}
+    assert fitted.findings == []
     small = FakeNetwork(memory=20)
-    config, *_ = fit_auto_batch(monkeypatch, small, "measure.seconds=600", device=torch.device("cuda"))
-    assert config.train.batch_size == 16
+    fitted = fit_auto_batch(monkeypatch, small, "measure.seconds=600", device=torch.device("cuda"))
+    assert fitted.config.train.batch_size == 16
 
 
 def test_choose_batch_reuses_trials_unless_time_ended_them(monkeypatch, tmp_path):
@@ -155,18 +157,17 @@ def test_choose_batch_reuses_trials_unless_time_ended_them(monkeypatch, tmp_path
     now = iter(float(second) for second in range(10_000))
     monkeypatch.setattr(trials.time, "perf_counter", lambda: next(now))  # each look at the clock takes a second
     network = FakeNetwork(fixed=1.0)
-    config, findings, found = fit_auto_batch(monkeypatch, network, "measure.seconds=60")
-    assert found.ended == {"fp32": "time"}
-    assert "not tried for lack of time" in findings[-1].message or findings[0].code == "batch-limited"
-    file = trials.find_cache_file(config, CPU)
-    stored = trials.read_trials(file)
-    assert stored.batches == found.batches
+    fitted = fit_auto_batch(monkeypatch, network, "measure.seconds=60")
+    assert fitted.trials.ended == {"fp32": "time"}
+    assert [one.code for one in fitted.findings] == ["batch-limited"]
+    stored = trials.read_trials(trials.find_cache_file(fitted.config, CPU))
+    assert (stored.batches, stored.reused) == (fitted.trials.batches, True)
     network.tried.clear()
-    again = finish(fit.choose_batch(config, CPU, stored, lambda: 24.0))
-    assert (network.tried, again[0].train.batch_size) == ([], config.train.batch_size)
-    longer = load_config("resnet50", settings=[*TINY, "engine.threads=2", "measure.seconds=600"])
-    finish(fit.choose_batch(longer, CPU, stored, lambda: 240.0))
-    assert min(network.tried) > max(row.batch_size for row in stored.batches)  # continued, not repeated
+    again = fit_auto_batch(monkeypatch, network, "measure.seconds=60", known=stored)
+    assert (network.tried, again.config.train.batch_size) == ([], fitted.config.train.batch_size)
+    longer = fit_auto_batch(monkeypatch, network, "measure.seconds=600", known=stored)
+    assert max(network.tried) > max(row.batch_size for row in stored.batches)
+    assert longer.trials.budget_seconds == 600
 
 
 def test_find_cache_file_depends_on_machine_and_recipe_not_on_batch(monkeypatch):
@@ -209,8 +210,9 @@ def fit_precision(monkeypatch: pytest.MonkeyPatch, found: list[SpeedTrial], reci
     )
     candidates = ["fp32", *(trial.name for trial in found if trial.name != "fp16")]
     monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
-    config, findings, _ = finish(fit.fit_precision(load_config(recipe, settings=settings), CPU, known))
-    return config, findings
+    fitting = Fit(load_config(recipe, settings=settings), trials=known)
+    finish(fit.fit_precision(fitting))
+    return fitting.config, fitting.findings
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from trainstone.config.load import load_config
 from trainstone.engine import trials
 from trainstone.engine.fit import finish
-from trainstone.engine.trials import Turn, choose_fastest, summarise_turns, try_precisions
+from trainstone.engine.trials import Turn, alternate, choose_fastest, summarise_turns, try_precisions
 
 CPU = torch.device("cpu")
 TINY = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.threads=1", "train.precision=fp32"]
@@ -62,26 +62,43 @@ def noisy_draw(draw: random.Random, count: int) -> list[float]:
 
 
 def test_summarise_turns_reports_crash_and_slow_first_step():
-    turns = [Turn("fp32", 0, 2), Turn("fp32", 0, 2, 1.0), Turn("bf16", 0, 2, failure="crashed: Illegal instruction")]
-    turns += [Turn("fp16", 0, 2), Turn("fp16", 0, 2, 13.0)]
-    found = summarise_turns(turns, ["fp32", "bf16", "fp16"])
-    assert (found.precision, found.decided) == ("fp32", True)
-    fp32, bf16, fp16 = found.precisions
+    turns = [Turn("fp32", 0), Turn("fp32", 0, 1.0), Turn("bf16", 0, failure="crashed: Illegal instruction")]
+    turns += [Turn("fp16", 0), Turn("fp16", 0, 13.0)]
+    (fp32, bf16, fp16), choice, decided = summarise_turns(turns, ["fp32", "bf16", "fp16"])
+    assert (choice, decided) == ("fp32", True)
     assert (fp32.ratio, bf16.ratio, bf16.failure) == (1.0, None, "crashed: Illegal instruction")
     assert (round(1 / fp16.ratio), fp16.ci95) == (13, None)
+
+
+def test_alternate_takes_turns_and_ends_slow_and_failing_choices():
+    seconds, taken = {"fp32": 1.0, "tf32": 3.5, "bf16": 0.5}, []
+
+    def time_turn(name: str) -> float:
+        taken.append(name)
+        if name == "fp16":
+            raise RuntimeError("no kernel\nsecond line")
+        return seconds[name]
+
+    turns = list(alternate(time_turn, ["fp32", "tf32", "bf16", "fp16"], math.inf, max_first=3.0))
+    assert taken[:8] == ["fp32", "tf32", "bf16", "fp16", "bf16", "fp32", "fp32", "bf16"]
+    assert "tf32" not in taken[4:]
+    found, choice, decided = summarise_turns(turns, ["fp32", "tf32", "bf16", "fp16"])
+    assert (choice, decided, found[3].failure) == ("bf16", True, "no kernel")
+    assert found[2].ci95 == (2.0, 2.0)
+    assert taken.count("bf16") == 1 + 1 + 6  # the first, a warm-up, and the fewest with an interval
 
 
 CHILD = """
 import json, os, signal, sys
 sys.stdin.read()
 for name in sys.argv[1].split(","):
-    print(json.dumps([name, 0, 2, None, None]), flush=True)
+    print(json.dumps([name, 0, None, None, 2]), flush=True)
     if name == "bf16":
         os.kill(os.getpid(), signal.SIGILL)
-    print(json.dumps([name, 0, 2, 0.5, None]), flush=True)
+    print(json.dumps([name, 0, 0.5, None, 2]), flush=True)
 for number in range(1, 8):
     for name, seconds in (("fp32", 0.5), ("fp16", 0.25)):
-        print(json.dumps([name, number, 2, seconds * (1 + number / 1000), None]), flush=True)
+        print(json.dumps([name, number, seconds * (1 + number / 1000), None, 2]), flush=True)
 """
 
 
@@ -94,18 +111,19 @@ def test_try_precisions_loses_only_the_precision_that_crashes(monkeypatch: pytes
 
     monkeypatch.setattr(trials.subprocess, "Popen", start)
     config = load_config("resnet50", settings=TINY)
-    found = finish(try_precisions(config, CPU, ["fp32", "bf16", "fp16"], 10.0))
+    names = ["fp32", "bf16", "fp16"]
+    found, choice, _ = summarise_turns(finish(try_precisions(config, CPU, names, 10.0)), names)
     assert started == ["fp32,bf16,fp16", "fp32,fp16"]
-    assert found.precision == "fp16"
-    assert found.precisions[1].failure == "crashed: Illegal instruction"
-    assert found.precisions[2].ratio == pytest.approx(2.0)
+    assert (choice, found[1].failure) == ("fp16", "crashed: Illegal instruction")
+    assert found[2].ratio == pytest.approx(2.0)
 
 
 def test_try_precisions_runs_the_real_network_in_a_child():
     config = load_config("resnet50", settings=TINY)
-    found = finish(try_precisions(config, CPU, ["fp32", "bf16"], 20.0))
-    assert [trial.name for trial in found.precisions] == ["fp32", "bf16"]
-    assert all(trial.ratio and trial.ratio > 0 for trial in found.precisions), found
+    names = ["fp32", "bf16"]
+    found, *_ = summarise_turns(finish(try_precisions(config, CPU, names, 20.0)), names)
+    assert [trial.name for trial in found] == names
+    assert all(trial.ratio and trial.ratio > 0 for trial in found), found
 
 
 def test_trial_network_times_precisions_and_batches_and_frees_memory(tmp_path: Path):

@@ -51,7 +51,8 @@ def run_inference(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, N
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
     began = time.perf_counter()
-    config, device, findings, _ = yield from fit_engine(config)
+    fit = yield from fit_engine(config)
+    config, device, findings = fit.config, fit.device, fit.findings
     # Set both batch sizes to that of inference: readers of the result may look at either.
     config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
     # A forward pass has no phases and no optimiser.

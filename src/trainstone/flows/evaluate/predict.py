@@ -28,8 +28,9 @@ EDGES = ("left", "top", "right", "bottom")
 
 def predict(config: Config, saved: SavedWeights, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
     """Yield the predictions for each image, most likely class first, as --json prints them; or why it is unreadable."""
-    config, device, findings, _ = finish(fit_engine(config))
-    for found in findings:
+    fit = finish(fit_engine(config))
+    config, device = fit.config, fit.device
+    for found in fit.findings:
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
     predict_batch = WORKLOADS[config.workload].build_predictor(config, device)

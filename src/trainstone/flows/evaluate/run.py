@@ -52,7 +52,8 @@ def run_eval(life: Lifecycle, saved: SavedWeights) -> Generator[Progress, None, 
     opened = open_images(config)
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
-    config, device, findings, _ = yield from fit_engine(config, world=life.rank)
+    fit = yield from fit_engine(config, world=life.rank)
+    config, device, findings = fit.config, fit.device, fit.findings
     config = use_values_of_rank_0(config, world, "precision")
     run.write_config(config)
     findings += [finding("checkpoint-damaged", warning) for warning in saved.warnings]

@@ -13,7 +13,6 @@ class SpeedTrial(Record):
     ratio: Rate | None = None  # times as fast as fp32, or as without torch.compile; absent: it did not run
     ci95: tuple[float, float] | None = None  # absent: the trial ended after its first step, which was far too slow
     failure: str | None = None  # why it did not run
-    first_step_seconds: Seconds | None = None  # compile: with the time to compile
 
     def describe(self, base: str = "fp32") -> str:
         if self.ratio is None:
@@ -38,7 +37,7 @@ class BatchTrial(Record):
 class Trials(Record):
     taken_utc: str  # ISO 8601
     reused: bool = False  # read from the cache folder, not taken by this run
-    budget_seconds: Seconds = 0.0  # time that the longest trials had
+    budget_seconds: Seconds = 0.0  # measure.seconds of the run that took them
     precision: str | None = None  # the choice for train.precision = auto
     decided: bool = True  # false: time ended before the intervals allowed a choice, so fp32
     precision_batch_size: Count | None = None  # batch size at which precisions were compared
