@@ -14,8 +14,9 @@ class FindingCode(NamedTuple):
 
 CODES = {
     "few-steps": FindingCode(
-        "No confidence interval: fewer than 50 steady steps, or steps so correlated that they are fewer than "
-        "8 independent blocks. An interval from so little data would be wrong half of the time.",
+        "No confidence interval: fewer than 20 steady steps, or steps so correlated that they are fewer than "
+        "3 independent ones (8 independent blocks from 50 steps on). An interval from so little data would often be "
+        "wrong.",
         "run longer (--seconds 120), or use a smaller batch (--set train.batch_size=2)",
     ),
     "not-steady": FindingCode(

@@ -38,7 +38,7 @@ def make_result(
 ) -> Result:
     """Return a bench of resnet50; half_width None means no interval was established."""
     config = load_config("resnet50", settings=[*RESOLVED, *settings])
-    covers = "within this run" if half_width is not None else "not established: 13 steady steps, 50 needed"
+    covers = "within this run" if half_width is not None else "not established: 13 steady steps, 20 needed"
     ci95 = None if half_width is None or rate is None else (rate * (1 - half_width), rate * (1 + half_width))
     window = {"ci95": ci95, "ci_covers": covers, "steady": True, "steady_from_step": 0, "num_steps": 100}
     values: dict[str, Any] = {

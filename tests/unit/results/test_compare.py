@@ -55,7 +55,7 @@ def test_compare_single_runs_uses_intervals_within_runs(tmp_path):
     c = write_run(tmp_path, make_result("c", 100.0, half_width=None))
     got = compare([str(a)], [str(c)])
     assert (got.rows[0].outcome, got.rows[0].p_holm) == ("not assessed", None)
-    assert got.verdict.endswith("(interval not established: B: 13 steady steps, 50 needed): not assessed")
+    assert got.verdict.endswith("(interval not established: B: 13 steady steps, 20 needed): not assessed")
 
 
 def test_compare_unlike_runs_raises_with_all_differences(tmp_path):

@@ -33,7 +33,7 @@ def make_throughput(**changes: object) -> schema.Throughput:
     ("changes", "outliers", "codes"),
     [
         ({}, 0, []),
-        ({"ci95": None, "ci_covers": "not established: 3 steady steps, 50 needed"}, 0, ["few-steps"]),
+        ({"ci95": None, "ci_covers": "not established: 3 steady steps, 20 needed"}, 0, ["few-steps"]),
         ({"ci95": (9.0, 11.0)}, 0, ["wide-interval"]),
         ({"steady": False, "trend_percent": 12.0}, 0, ["not-steady"]),
         ({"steady": False}, 0, []),  # too few steps to assess

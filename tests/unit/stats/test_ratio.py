@@ -126,15 +126,15 @@ def test_estimate_ratio_of_single_runs_adds_half_widths_in_quadrature():
     assert got.ci_covers == "within each run"
 
 
-NO_INTERVAL = make(100.0, None, "not established: 13 steady steps, 50 needed")
+NO_INTERVAL = make(100.0, None, "not established: 13 steady steps, 20 needed")
 
 
 @pytest.mark.parametrize(
     ("a", "b", "covers"),
     [
         (make(1.0, (0.9, 1.1), "between runs"), make(1.0, (0.9, 1.1)), "A: between runs; B: within this run"),
-        (NO_INTERVAL, make(90.0, (89.0, 91.0)), "not established: A: 13 steady steps, 50 needed"),
-        (NO_INTERVAL, NO_INTERVAL, "not established: A: 13 steady steps, 50 needed; B: 13 steady steps, 50 needed"),
+        (NO_INTERVAL, make(90.0, (89.0, 91.0)), "not established: A: 13 steady steps, 20 needed"),
+        (NO_INTERVAL, NO_INTERVAL, "not established: A: 13 steady steps, 20 needed; B: 13 steady steps, 20 needed"),
     ],
 )
 def test_estimate_ratio_describes_interval_or_why_it_is_missing(a, b, covers):
