@@ -237,7 +237,20 @@ def test_check_memory_finds_unrecognised_failure(monkeypatch: pytest.MonkeyPatch
     assert "expected: out of memory for 1 PiB (error: [enforce fail" in check.message
 
 
-def test_check_profile_accepts_cpu():
+class LaggingTimer(HostTimer):
+    """Steps are read two steps late, as on CUDA."""
+
+    lag = 2
+
+
+def test_check_timing_accepts_timer_that_reads_late():
+    check = run(selftest.check_timing, CPU, LaggingTimer())
+    assert check.status == "ok", check.message
+
+
+@pytest.mark.parametrize("timer", [HostTimer(), LaggingTimer()])
+def test_check_profile_accepts_cpu(monkeypatch: pytest.MonkeyPatch, timer: HostTimer):
+    monkeypatch.setattr(selftest, "choose_timer", lambda _device: timer)
     check = run(selftest.check_profile, CPU)
     assert check.status == "ok", check.message
     assert [step["step"] for step in check.values["steps"]] == [5, 6, 7, 8, 9]
