@@ -28,7 +28,7 @@ SURFACE = {
     "data info": ("path", f"--page --json {QUIET}"),
     "data make": ("kind", f"{WORK} --to --format --count --val --size --classes --seed --shards"),
     "data verify": ("path", WORK),
-    "doctor": ("recipe", f"--aa --set --seconds --device --out --json {LOUDNESS}"),
+    "doctor": ("recipe", f"--aa --gpu-selftest --set --seconds --device --out --json {LOUDNESS}"),
     "eval": (
         "checkpoint",
         f"--set --out --seconds --device --dry-run --json {LOUDNESS} --recipe --data --predict --top --bench --export",

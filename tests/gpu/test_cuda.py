@@ -16,12 +16,11 @@ from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.precision_trial import choose_fastest, try_precisions
 from trainstone.engine.task import build_task
+from trainstone.flows import selftest
 from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.profile.ncu import add_cores
 from trainstone.flows.profile.run import run_profile
 from trainstone.measure.clock import CudaTimer
-from trainstone.measure.devices import choose_reader
-from trainstone.measure.peaks import measure_peaks
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.schema.run import Result
@@ -59,22 +58,16 @@ def test_train_steps_are_in_order_with_positive_times(case: str):
     assert all(record.loss == record.loss for record in records)
 
 
-def test_cuda_graphs_losses_equal_eager():
-    """Three eager steps on the first batch precede the captured step."""
-    plain = [r.loss for r in run("train.precision=fp32", "data.num_synthetic_batches=1")]
-    graphed = [r.loss for r in run("train.precision=fp32", "data.num_synthetic_batches=1", "engine.cuda_graphs=true")]
-    assert graphed[:5] == pytest.approx(plain[3:8], rel=1e-2)  # the capture itself executes nothing
+def assert_right(name: str, device: str = "cuda:0") -> None:
+    """Run a check of `doctor --gpu-selftest`."""
+    check, hint = selftest.CHECKS[name]
+    found = selftest.run_check(name, partial(check, torch.device(device)), hint)
+    assert found.status != "wrong", f"{found.message}\n{found.traceback}"
 
 
-def test_cuda_timer_steps_sum_to_wall_time():
-    records = run("train.precision=fp32")
-    wall = records[-1].start_seconds + records[-1].step_seconds - records[4].start_seconds
-    assert sum(record.step_seconds for record in records[4:]) == pytest.approx(wall, rel=0.2)
-
-
-def test_measure_peaks_fp16_is_faster_than_fp32():
-    device = torch.device("cuda:0")
-    assert measure_peaks(device, "fp16").flops > measure_peaks(device, "fp32").flops
+@pytest.mark.parametrize("name", [name for name in selftest.CHECKS if name != "all-reduce"])
+def test_selftest_is_right(name: str):
+    assert_right(name)
 
 
 def test_try_precisions_selects_faster_than_fp32():
@@ -83,22 +76,16 @@ def test_try_precisions_selects_faster_than_fp32():
     assert choose_fastest(trials) != "fp32"
 
 
-def test_choose_reader_reads_gpu():
-    reader = choose_reader(torch.device("cuda:0"))
-    reading = reader.read()
-    reader.close()
-    assert reading.mem_used_bytes
-    assert reading.clock_mhz
+@pytest.mark.multigpu
+def test_selftest_all_reduce_is_right():
+    assert_right("all-reduce")
 
 
 @pytest.mark.multigpu
-def test_cuda_timer_times_second_device():
-    config = load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"])
-    fitted = fit_to_machine(config, strict=False)
-    records = list(train_steps(build_task(fitted.config, fitted.device), CudaTimer(), num_steps=12))
+def test_fit_to_machine_selects_second_device_for_timer():
+    fit_to_machine(load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"]), strict=False)
     assert torch.cuda.current_device() == 1
-    wall = records[-1].start_seconds + records[-1].step_seconds - records[4].start_seconds
-    assert sum(record.step_seconds for record in records[4:]) == pytest.approx(wall, rel=0.2)
+    assert_right("timing", "cuda:1")
 
 
 TRAININGS = {

@@ -155,6 +155,22 @@ def test_doctor_lists_checks_with_status(trainstone):
 
 @pytest.mark.slow
 @pytest.mark.serial
+def test_doctor_gpu_selftest_on_cpu_is_right(trainstone, tmp_path: Path):
+    done = trainstone("doctor", "--gpu-selftest", "--device", "cpu", "--json", "--out", "checked")
+    assert done.code == 0, done.out + done.err
+    (path,) = (tmp_path / "checked").iterdir()
+    assert path.name.startswith("selftest-")
+    document = done.json()
+    assert document == json.loads(path.read_text())
+    statuses = {check["name"]: check["status"] for check in document["checks"]}
+    names = {"timing", "fp32", "telemetry", "memory", "profile", "all-reduce"}
+    assert {statuses[name] for name in names} == {"ok"}
+    assert {name for name, status in statuses.items() if status == "skipped"} <= {"graphs", "tf32", "bf16", "fp16"}
+    assert document["checks"][-1]["values"]["bytes_per_second"] > 1e6
+
+
+@pytest.mark.slow
+@pytest.mark.serial
 def test_doctor_aa_gives_noise_floor(trainstone):
     done = trainstone("doctor", "--aa", *narrow_arguments(), "--seconds", "6", "--json")
     assert done.code == 0, done.err

@@ -1,5 +1,7 @@
 """trainstone doctor: check what this machine supports, what is missing and how noisy it is."""
 
+import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,14 +11,18 @@ import typer
 from trainstone.cli import options
 from trainstone.cli.execute import ProgressStream, RunOptions, execute
 from trainstone.cli.render.output import print_json
-from trainstone.errors import ConfigError
+from trainstone.errors import ConfigError, MachineError
+from trainstone.machine.launch_protocol import get_host_name
 from trainstone.results.progress import Progress
 from trainstone.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainstone.flows.doctor import Check
     from trainstone.flows.lifecycle import Lifecycle
 
-COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
+COLOURS = {"ok": "green", "limited": "yellow", "missing": "red", "wrong": "red", "skipped": "dim"}
 
 
 def doctor(
@@ -27,10 +33,19 @@ def doctor(
             "--aa", help="Run an A/A test, which measures the noise floor: train the same model twice, interleaved."
         ),
     ] = False,
+    gpu_selftest: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-selftest", help="Check that what trainstone measures on this GPU (or CPU) is right, in two minutes."
+        ),
+    ] = False,
     settings: options.Settings = [],  # noqa: B006  (never mutated)
     seconds: options.Seconds = None,
     device: options.DeviceName = None,
-    out: options.Out = Path("runs"),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for results.", show_default="runs; for --gpu-selftest the current folder"),
+    ] = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
@@ -38,11 +53,17 @@ def doctor(
     """Check this machine: what it supports, what is missing and how noisy it is."""
     from trainstone.config.load import load_config
 
+    if aa and gpu_selftest:
+        raise ConfigError("--gpu-selftest cannot be combined with --aa", hint="trainstone doctor --gpu-selftest")
     if not aa:
-        if settings or seconds is not None or device is not None or recipe != "resnet50":
+        if settings or seconds is not None or recipe != "resnet50" or not (device is None or gpu_selftest):
             raise ConfigError("a recipe, --set, --seconds and --device need --aa", hint="trainstone doctor --aa")
         options.prepare_process(verbose=verbose, quiet=quiet)
-        print_checks(out, as_json=as_json)
+        if gpu_selftest:
+            options.check_single_process("doctor --gpu-selftest")
+            print_selftest(device or "auto", out or Path(), as_json=as_json)
+        else:
+            print_checks(out or Path("runs"), as_json=as_json)
         return
     flags = options.collect_flags({"measure.seconds": seconds, "device": device})
     config = load_config(recipe, settings=settings, flags=flags)
@@ -59,9 +80,27 @@ def doctor(
     execute(None, config, flow, RunOptions(quiet=quiet), show=lambda: print_noise_floor(outcome, as_json=as_json))
 
 
+def print_selftest(device: str, folder: Path, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from trainstone.flows.selftest import run_selftest
+
+    host = re.sub(r"[^\w.-]", "_", get_host_name())
+    path = folder / f"selftest-{host}.json"
+    wrong, console = [], Console(highlight=False, quiet=as_json)
+    for check in run_selftest(device, path):
+        print_check(console, check)
+        wrong += [check.name] if check.status == "wrong" else []
+    if as_json:
+        print_json(json.loads(path.read_text(encoding="utf-8")))
+    else:
+        print(f"\nvalues  {path}")
+    if wrong:
+        raise MachineError(f"wrong checks: {', '.join(wrong)}", hint=f"attach {path} to a bug report")
+
+
 def print_checks(out: Path, *, as_json: bool) -> None:
     from rich.console import Console
-    from rich.text import Text
 
     from trainstone.flows.doctor import examine
     from trainstone.machine.facts import read_facts
@@ -72,12 +111,17 @@ def print_checks(out: Path, *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     for check in examine(facts, out):
-        mark = (f"{check.status:<8}", COLOURS[check.status])
-        message = printable(check.message)
-        console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), message), soft_wrap=True)
-        if check.hint:
-            console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
+        print_check(console, check)
     print("\nMeasure the speed: trainstone bench\nMeasure the noise floor: trainstone doctor --aa")
+
+
+def print_check(console: "Console", check: "Check") -> None:
+    from rich.text import Text
+
+    mark = (f"{check.status:<8}", COLOURS[check.status])
+    console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), printable(check.message)), soft_wrap=True)
+    if check.hint:
+        console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
 
 
 def print_noise_floor(floor: dict[str, Any], *, as_json: bool) -> None:

@@ -32,7 +32,7 @@ class Check:
     """One line of the report. limited: trainstone works without it; missing: a requested feature will not work."""
 
     name: str
-    status: Literal["ok", "limited", "missing"]
+    status: Literal["ok", "limited", "missing", "wrong", "skipped"]
     message: str
     hint: str | None = None
 
