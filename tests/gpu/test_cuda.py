@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainstone.engine.precision_trial import choose_fastest, try_precisions
 
 from support.builders.training_runs import assert_same, list_settings, make_config, read_trained_run, train_here
 from support.processes.flows import follow
@@ -14,7 +15,6 @@ from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
 from trainstone.engine.fit import fit_to_machine
 from trainstone.engine.loop import train_steps
-from trainstone.engine.precision_trial import choose_fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.flows import selftest
 from trainstone.flows.lifecycle import Lifecycle

@@ -25,7 +25,7 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Time budget of the measured steps, in seconds; set-up comes on top.",
+        help="Time budget in seconds, once torch is loaded: trials (the first time), peaks and steps.",
         show_default=f"{RECIPE}, else 60",
     ),
 ]

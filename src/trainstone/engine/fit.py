@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainstone.config.schema import Config, change_section
+from trainstone.config.schema import Config, MeasureConfig, change_section
 from trainstone.engine.distributed.data_parallel import place_device
 from trainstone.engine.lr_schedule import describe_rate_change
 from trainstone.engine.network import apply_process_settings
@@ -60,8 +60,9 @@ PRECISION_SHARE = 0.2
 """Part of FIT_SHARE for comparing precisions, if there are several."""
 STEPS_SHARE, STEPS_SHARE_FILES = 0.55, 0.4
 """Share of the time budget that is left for steps after trials, peaks and, with images from files, baselines."""
-WANTED_STEPS = 26
+WANTED_STEPS = 30
 """Steps that must fit into it: 20 steady ones for an interval, and some warm-up."""
+MIN_REST = 0.6
 LONGER = 1.5
 """Trials that ended for lack of time are continued by a run whose budget is larger by this factor."""
 COMPILE_SECONDS = 60.0
@@ -84,6 +85,12 @@ class Fitted:
     """None: nothing was automatic."""
     began: float = 0.0
     """When fitting began (time.perf_counter): the time budget counts from here."""
+
+    def measure_rest(self) -> MeasureConfig:
+        """Return the measure section with what is left of the time budget, at least MIN_REST of it."""
+        measure = self.config.measure
+        left = measure.seconds - (time.perf_counter() - self.began)
+        return measure.model_copy(update={"seconds": max(left, MIN_REST * measure.seconds)})
 
 
 @dataclass

@@ -121,7 +121,7 @@ def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU
         # 0.1 s + 0.01 s per image: 90 % of the rate at 90 images, within 3 % of the fastest tried at 256
         (FakeNetwork(), 1000, 256, 256),
         (FakeNetwork(fixed=0.0), 60, 2, 2),  # every batch is as fast as any other
-        (FakeNetwork(), 10, 8, None),  # 26 steps of 0.18 s fit into 5.5 s; 26 of 0.26 s do not
+        (FakeNetwork(), 10, 8, None),  # 30 steps of 0.18 s fit into 5.5 s; 30 of 0.26 s do not
     ],
 )
 def test_choose_batch_takes_smallest_near_best_that_fits_time(monkeypatch, tmp_path, network, seconds, batch, best):
@@ -150,6 +150,17 @@ def test_choose_batch_on_accelerator_starts_at_64_and_stops_at_memory(monkeypatc
     small = FakeNetwork(memory=20)
     fitted = fit_auto_batch(monkeypatch, small, "measure.seconds=600", device=torch.device("cuda"))
     assert fitted.config.train.batch_size == 16
+
+
+def test_fit_batch_of_training_on_accelerator_tries_the_batch(monkeypatch):
+    """Estimates of memory are a lower bound: here they say that all fits."""
+    network = FakeNetwork(memory=100)
+    monkeypatch.setattr(fit, "TrialNetwork", network)
+    monkeypatch.setattr(fit, "_fits_memory", lambda *_: True)
+    fitting = Fit(load_config("resnet50", settings=TINY), measured=False, device=torch.device("cuda"))
+    finish(fit.fit_batch(fitting))
+    assert fitting.config.train.batch_size == 64
+    assert [found.code for found in fitting.findings] == ["batch-fitted"]
 
 
 def test_choose_batch_reuses_trials_unless_time_ended_them(monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 import math
 import random
 import sys
-from pathlib import Path
+import weakref
 
 import pytest
 import torch
@@ -126,9 +126,19 @@ def test_try_precisions_runs_the_real_network_in_a_child():
     assert all(trial.ratio and trial.ratio > 0 for trial in found), found
 
 
-def test_trial_network_times_precisions_and_batches_and_frees_memory(tmp_path: Path):
+def test_try_precisions_on_cuda_stays_in_this_process(monkeypatch: pytest.MonkeyPatch):
+    """In exclusive-process mode a second process gets no device."""
+    turns = [Turn("fp32", 0, 1.0, batch_size=64), Turn("bf16", 0, 0.5, batch_size=64)]
+    monkeypatch.setattr(trials, "alternate_precisions", lambda *_: (turn for turn in turns))
+    monkeypatch.setattr(trials.subprocess, "Popen", lambda *_, **__: pytest.fail("a child process was started"))
+    config = load_config("resnet50", settings=TINY)
+    assert finish(try_precisions(config, torch.device("cuda:0"), ["fp32", "bf16"], 1.0)) == turns
+
+
+def test_trial_network_times_precisions_and_batches_and_frees_memory():
     with trials.TrialNetwork(load_config("resnet50", settings=TINY), CPU) as network:
         small, large = (min(network.time_turn("fp32", size) for _ in range(3)) for size in (2, 32))
         assert 0 < small < large
         assert network.time_turn("bf16", 2) > 0
-    assert not hasattr(network, "_task")
+        model = weakref.ref(network._task.plain)
+    assert model() is None  # at once, not at some later garbage collection: its memory would count as the run's

@@ -67,7 +67,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
                 enter = partial(enter_turn, name, config, loaders)
                 arms[name] = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.step)
                 variants[name] = Variant(requested[name], one, folders[name], recorder)
-            both = Interleaving(arms, fitted["A"].config.measure, lambda: life.signals.received)
+            both = Interleaving(arms, fitted["A"].measure_rest(), lambda: life.signals.received)
 
             def count_steps() -> int:
                 return sum(variant.recorder.current_step() for variant in variants.values())

@@ -78,7 +78,7 @@ def train_and_evaluate(
         # Written only now: a change that is refused above must not stay in the folder of a resumed run.
         run.write_config(config)
         # Evaluations after the checkpoint are repeated.
-        run.update(findings=findings, quality=state.quality(config.eval), phases=state.phases())
+        run.update(findings=findings, quality=state.quality(config.eval), phases=state.phases(), trials=fitted.trials)
         recorder = files.enter_context(open_recorder(life, fitted, state.done, decay_loss=has_decay(config.optimizer)))
         settings = config.model_dump(mode="json", exclude_none=True)
         curves = open_trackers(config.tracking, run.path, run.result.run_id, settings, first_step=state.done)

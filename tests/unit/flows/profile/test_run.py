@@ -34,7 +34,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def _quick_peaks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observation, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
+    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e11, "made up", 1e10))
 
 
 def profile_here(folder: Path, **how: Any) -> tuple[RunFolder, Result]:
