@@ -4,11 +4,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from support.processes.flows import LateTimer
+from support.processes.flows import LateTimer, SimulatedDevice
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig, OptimizerConfig
 from trainstone.engine.distributed.collectives import World
@@ -108,6 +109,53 @@ def test_train_steps_with_late_timer_yields_after_lag():
     steps = train_steps(make_task(clock), LateTimer(now=clock))
     assert next(steps).step == 0
     assert clock.seconds == 100.0 + 3 * 3.75  # three steps were launched before the first came out
+
+
+def make_queued_task(device: SimulatedDevice, device_seconds: float) -> Task:
+    """Build a task that takes 0.25 s for data and 0.75 s to launch on the host, then device_seconds on the device."""
+    task = make_task(ScriptedClock())
+
+    def batches():
+        while True:
+            device.work_on_host(0.25)
+            yield (torch.ones(4, 1),)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        device.work_on_host(0.75)
+        device.launch(device_seconds)
+        return model(batch[0]).square().mean()
+
+    return replace(task, loss=loss, batches=batches())
+
+
+@pytest.mark.parametrize(("device_seconds", "step_seconds"), [(0.25, 1.5), (1.25, 1.5), (8.0, 8.0)])
+def test_train_steps_with_late_timer_count_host_time_between_steps(device_seconds: float, step_seconds: float):
+    """The host needs 1 s per step and 0.5 s to record it: a device that is faster than both waits for the host."""
+    device, records = SimulatedDevice(), []
+    for record in train_steps(make_queued_task(device, device_seconds), device, num_steps=20):
+        records.append(record)
+        device.work_on_host(0.5)
+    steps = records[10:17]  # before, the device may have a queue; the last ones are recorded together
+    assert [record.step_seconds for record in steps] == [step_seconds] * len(steps)
+    if device_seconds < 1:  # nothing is queued: the steps follow the host's clock
+        assert {record.data_seconds for record in steps} == {0.25}
+        starts = [record.start_seconds for record in steps]
+        assert np.diff(starts) == pytest.approx(step_seconds)
+
+
+def test_train_steps_with_late_timer_leave_out_pauses():
+    device, records = SimulatedDevice(), []
+    for record in train_steps(make_queued_task(device, 0.25), device, num_steps=20):
+        records.append(record)
+        device.work_on_host(0.5)
+        if record.step == 7:
+            device.work_on_host(1000.0)
+            device.pause()
+    # Ten steps have been started. The eleventh begins after the pause.
+    assert [record.step_seconds for record in records[3:17]] == [1.5] * 7 + [1.25] + [1.5] * 6
+    assert records[10].start_seconds - records[9].start_seconds == 1000.0 + 2.0  # with 0.5 s to record two steps
+    again = next(train_steps(make_queued_task(device, 0.25), device))  # a new loop with the same timer
+    assert again.step_seconds < 2
 
 
 @pytest.mark.parametrize("timer", [HostTimer(), LateTimer()])
