@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.processes.forked import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
@@ -455,6 +456,37 @@ def test_share_statistics_is_exact_with_large_mean(groups: list[Any]):
         assert torch.allclose(found_mean.double(), mean, rtol=1e-6)
         # The squares, about 9 million, have an fp32 error of up to 0.5.
         assert torch.allclose(found_variance.double(), variance, rtol=1e-3)
+
+
+class RecordedBackward(TorchDispatchMode):
+    """Records the arguments and the result of native_batch_norm_backward."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            self.arguments, self.result = args, result
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_sync_batch_norm_backward_has_the_tensors_that_cuda_requires(
+    layout: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    """CUDA's kernel asserts that saved mean and inverse are tensors, the CPU's does not use them."""
+    monkeypatch.setattr(sync_batch_norm.dist, "all_reduce", lambda *_, **__: None)
+    images = (torch.randn(4, 6, 5, 5) * 3 + 2).to(dtype, memory_format=layout).requires_grad_()
+    weight, bias = torch.rand(6, requires_grad=True), torch.zeros(6, requires_grad=True)
+    variance, mean = torch.var_mean(images.detach().float(), dim=(0, 2, 3), correction=0)
+    with RecordedBackward() as recorded:
+        output = sync_batch_norm.Normalise.apply(images, weight, bias, mean, variance, torch.tensor(100.0), 1e-5, None)
+        output.square().sum().backward()
+    *before, saved_mean, saved_inverse, training, eps, mask = recorded.arguments
+    assert torch.equal(saved_mean, mean)
+    assert torch.allclose(saved_inverse, 1 / (variance + 1e-5).sqrt())
+    assert saved_mean.dtype == saved_inverse.dtype == torch.float32
+    without = torch.ops.aten.native_batch_norm_backward(*before, None, None, training, eps, mask)
+    assert all(torch.equal(one, other) for one, other in zip(recorded.result[1:], without[1:], strict=True))
 
 
 def test_convert_sync_batch_norm_refuses_group_size_that_does_not_divide_ranks():
