@@ -121,5 +121,5 @@ def choose_reader(device: torch.device) -> Reader:
     if device.type == "cpu":
         return CpuReader()
     if device.type == "cuda" and torch.version.cuda:
-        return NvmlReader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return NvmlReader(str(torch.cuda.get_device_properties(device).uuid))
     return Reader(f"telemetry of {name_device(device)}: not supported; trainstone reads NVIDIA GPUs and CPUs")

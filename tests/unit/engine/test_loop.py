@@ -214,16 +214,20 @@ def test_stop_agreement_on_single_rank_is_immediate():
             agreement.update(step(2, loss=math.nan))
 
 
-def device(host: str, label: str, watts: float | None) -> Device:
+def device(host: str, label: str, watts: float | None, uuid: str | None = None) -> Device:
     telemetry = {} if watts is None else {"average_watts": watts, "meter": "NVML energy counter"}
-    return Device(host=host, name="x", label=label, telemetry=telemetry)
+    return Device(host=host, name="x", label=label, uuid=uuid, telemetry=telemetry)
 
 
 def test_sum_energy_adds_devices_with_own_meters():
     energy = sum_energy([device("a", "cuda:0", 200.0), device("a", "cuda:1", 300.0)], 1000.0)
     assert (energy.average_watts, energy.joules_per_image, energy.meter) == (500.0, 0.5, "NVML energy counter")
+    # Slurm may show each rank one GPU only.
+    energy = sum_energy([device("a", "cuda:0", 200.0, "GPU-1"), device("a", "cuda:0", 300.0, "GPU-2")], 1000.0)
+    assert energy.average_watts == 500.0
+    same = [device("a", "cuda:0", 200.0, "GPU-1"), device("a", "cuda:1", 200.0, "GPU-1")]
     shared, lacking = [device("a", "cpu", 200.0)] * 2, [device("a", "cuda:0", 200.0), device("a", "cuda:1", None)]
-    for devices in (shared, lacking, [device("a", "cpu", None)]):
+    for devices in (same, shared, lacking, [device("a", "cpu", None)]):
         assert sum_energy(devices, 1000.0) is None
 
 
