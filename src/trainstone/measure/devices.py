@@ -17,6 +17,13 @@ CPU_SIXTEEN_BIT = {
     "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
     "fp16": ("_is_amx_fp16_supported",),
 }
+# Texts of the allocators of torch, CUDA and NCCL; of cuBLAS and cuDNN, which allocate handles and workspaces themselves
+# (a handle without memory is "not initialized"); of cuDNN when no engine has enough memory for its workspace.
+OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
+    *("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED"),
+    *("unable to find an engine", "nable to find a valid cuDNN algorithm"),
+)
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -69,10 +76,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def switch_tf32(precision: str) -> None:
-    """Allow TF32 only for precision tf32: cuDNN's default would also use it for fp32."""
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode
+    """Allow TF32 only for precision tf32: cuDNN's default would also use it for fp32.
+
+    The setters of fp32_precision leave the older switches as they are, and torch's getters then raise, which
+    torch.compile calls. These setters change both.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def reset_peaks(device: torch.device) -> None:
@@ -94,10 +104,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(err: RuntimeError) -> bool:
-    """Return whether an error means out of memory: CUDA has an exception class, CPU and MPS only a text."""
-    return isinstance(err, torch.OutOfMemoryError) or any(
-        words in str(err) for words in ("out of memory", "can't allocate memory")
-    )
+    """Return whether an error means out of memory: CUDA's allocator has an exception class, the others only a text."""
+    return isinstance(err, torch.OutOfMemoryError) or any(words in str(err) for words in OUT_OF_MEMORY)
 
 
 def synchronize(device: torch.device) -> None:
