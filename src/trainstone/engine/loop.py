@@ -152,7 +152,8 @@ def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
             update_weights(task, static_batch, timer, unsplit)
     torch.cuda.current_stream(task.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads call CUDA meanwhile: the loader pins memory. The default mode ends the capture when they do.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         static_loss = update_weights(task, static_batch, timer, unsplit)
 
     def replay(_task: Task, batch: Batch, _timer: Timer, _marks: StepMarks) -> Tensor:

@@ -72,7 +72,8 @@ class CudaTimer(HostTimer):
     lag = 2
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        # blocking: a host that waits for the device sleeps, and the loader has its core; two steps are still queued.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record()
         return event
 

@@ -3,11 +3,13 @@ import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from support.processes.flows import LateTimer, SimulatedDevice
 from trainstone.config.load import load_config
@@ -15,9 +17,9 @@ from trainstone.config.schema import MeasureConfig, OptimizerConfig
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.ema import WeightAverage
-from trainstone.engine.loop import train_steps
+from trainstone.engine.loop import StepMarks, capture_update, train_steps, update_weights
 from trainstone.engine.network import apply_process_settings, seed_network
-from trainstone.engine.optim import LossScale
+from trainstone.engine.optim import LossScale, set_rate
 from trainstone.engine.task import DecayedLoss, Task, build_task
 from trainstone.errors import RunError, TrainstoneError
 from trainstone.flows.bench.stop_rule import StopRule
@@ -29,6 +31,7 @@ from trainstone.measure.recorder import StepRecorder
 from trainstone.models.resnet import build_resnet
 from trainstone.results.schema.run import Device
 from trainstone.results.steps import StepRecord
+from trainstone.workloads.registry import WORKLOADS
 
 CPU = torch.device("cpu")
 
@@ -229,6 +232,50 @@ def test_sum_energy_adds_devices_with_own_meters():
     shared, lacking = [device("a", "cpu", 200.0)] * 2, [device("a", "cuda:0", 200.0), device("a", "cuda:1", None)]
     for devices in (same, shared, lacking, [device("a", "cpu", None)]):
         assert sum_energy(devices, 1000.0) is None
+
+
+def test_capture_update_allows_other_threads_to_call_cuda(monkeypatch: pytest.MonkeyPatch):
+    modes: list[str] = []
+    fake = SimpleNamespace(
+        Stream=lambda _device: SimpleNamespace(wait_stream=lambda _stream: None),
+        current_stream=lambda _device: SimpleNamespace(wait_stream=lambda _stream: None),
+        stream=nullcontext,
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+        graph=lambda _graph, capture_error_mode: nullcontext(modes.append(capture_error_mode)),
+    )
+    monkeypatch.setattr(torch, "cuda", fake)
+    replay = capture_update(make_task(ScriptedClock()), (torch.ones(4, 1),), HostTimer())
+    assert modes == ["thread_local"]
+    assert isinstance(replay(None, (torch.zeros(4, 1),), None, None), Tensor)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        *(
+            ("demo-classify", [f"train.precision={precision}", "train.ema=0.9"])
+            for precision in ("fp32", "bf16", "fp16")
+        ),
+        ("demo-classify", ["optimizer.name=lars", "train.precision=bf16"]),
+        ("demo-classify", ["optimizer.name=lars", "train.precision=fp16", "train.loss_scale=1024.0"]),
+        ("demo-classify", ["optimizer.momentum_correction=false", "optimizer.decay_in=loss", "train.precision=fp32"]),
+        ("demo-detect", ["train.precision=bf16"]),
+    ],
+)
+def test_update_reads_no_value_from_the_device(recipe: str, settings: list[str]):
+    """Each would make the host wait for the device. Fake tensors have no data: reading a value raises."""
+    config = load_config(recipe, settings=["data.image_size=64", "train.batch_size=4", "engine.threads=1", *settings])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        workload = WORKLOADS[config.workload]
+        task = build_task(config, CPU, network=workload.build_model(config).train())
+        batch = workload.empty_batch(config, 4)
+        for step in range(3):
+            set_rate(task.optimizer, 0.1 * step)
+            loss = update_weights(task, batch, HostTimer(), StepMarks(0.0, None))
+            if task.average:
+                task.average.update(step)
+        with pytest.raises(DataDependentOutputException):
+            loss.item()
 
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]

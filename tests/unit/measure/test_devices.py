@@ -117,6 +117,23 @@ def test_host_timer_synchronises_at_each_mark():
     assert len(waits) == 2
 
 
+def test_cuda_timer_waits_without_a_busy_core(monkeypatch: pytest.MonkeyPatch):
+    made: list[dict[str, bool]] = []
+
+    class Event:
+        def __init__(self, **options: bool) -> None:
+            made.append(options)
+
+        def record(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timer = choose_timer(torch.device("cuda"))
+    timer.end_step()
+    assert timer.begin_step().mark is not timer.mark()
+    assert made == [{"enable_timing": True, "blocking": True}] * 3
+
+
 def test_choose_timer_cpu_does_not_synchronise():
     timer = choose_timer(torch.device("cpu"))
     assert timer.lag == 0
