@@ -52,6 +52,12 @@ def list_devices() -> list[str]:
     return [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())] + ["cpu"]
 
 
+def list_pci_ids() -> list[str]:
+    """Return the PCI ids of the visible CUDA devices, as in /sys/bus/pci/devices."""
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"{one.pci_domain_id:04x}:{one.pci_bus_id:02x}:{one.pci_device_id:02x}.0" for one in found]
+
+
 def name_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
