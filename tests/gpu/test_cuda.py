@@ -1,6 +1,9 @@
 """Tests of the CUDA paths: `pytest -m gpu` runs them on a machine with a GPU. They were written without one."""
 
 import shutil
+import subprocess
+import threading
+import time
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,8 @@ from support.builders.training_runs import assert_same, list_settings, make_conf
 from support.processes.flows import follow
 from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
-from trainstone.engine.fit import fit_to_machine
+from trainstone.engine import sync_batch_norm
+from trainstone.engine.fit import finish, fit_to_machine
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import build_task
 from trainstone.flows import selftest
@@ -21,6 +25,7 @@ from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.profile.ncu import add_cores
 from trainstone.flows.profile.run import run_profile
 from trainstone.measure.clock import CudaTimer
+from trainstone.measure.devices import choose_reader, list_pci_ids
 from trainstone.results.progress import Progress
 from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.schema.run import Result
@@ -40,6 +45,7 @@ CASES = {
     "graphs": ["train.precision=fp32", "engine.cuda_graphs=true"],
     "graphs, fp16": ["train.precision=fp16", "engine.cuda_graphs=true"],
     "compiled": ["train.precision=bf16", "engine.compile=true"],
+    "compiled, tf32": ["train.precision=tf32", "engine.compile=true"],
 }
 
 
@@ -70,10 +76,65 @@ def test_selftest_is_right(name: str):
     assert_right(name)
 
 
-def test_try_precisions_selects_faster_than_fp32():
-    trials = try_precisions("cuda:0", ["fp32", "tf32", "bf16", "fp16"], 1)
-    assert all(trial.failure is None for trial in trials)
-    assert choose_fastest(trials) != "fp32"
+def test_cuda_timer_steps_sum_to_wall_time_when_the_device_waits_for_the_host():
+    device = torch.device("cuda:0")
+    task = build_task(load_config("resnet50", settings=[*SMALL, "train.precision=fp32"]), device)
+    records = []
+    for record in train_steps(task, CudaTimer(), num_steps=20):
+        records.append(record)
+        time.sleep(0.2)
+    seconds = [record.step_seconds for record in records[6:17]]
+    assert seconds == pytest.approx([0.2] * len(seconds), rel=0.3)
+    assert all(record.data_seconds < 0.1 for record in records[6:17])
+
+
+def test_sync_batch_norm_backward_equals_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sync_batch_norm.dist, "all_reduce", lambda *_, **__: None)
+    images, weight, bias = torch.randn(4, 6, 5, 5) * 3 + 2, torch.rand(6), torch.rand(6)
+    variance, mean = torch.var_mean(images, dim=(0, 2, 3), correction=0)
+    found = []
+    for device in ("cpu", "cuda"):
+        leaves = [tensor.detach().to(device).requires_grad_() for tensor in (images, weight, bias)]
+        given = [tensor.to(device) for tensor in (mean, variance, torch.tensor(100.0))]
+        sync_batch_norm.Normalise.apply(*leaves, *given, 1e-5, None).square().sum().backward()
+        found.append([leaf.grad.cpu() for leaf in leaves])
+    for on_cpu, on_cuda in zip(*found, strict=True):
+        assert torch.allclose(on_cpu, on_cuda, rtol=1e-3, atol=1e-3)
+
+
+def test_cuda_graph_capture_survives_threads_that_call_cuda():
+    stop = threading.Event()
+
+    def pin() -> None:
+        while not stop.is_set():
+            torch.empty(1 << 20).pin_memory()
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        assert len(run("train.precision=fp32", "engine.cuda_graphs=true")) == 12
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_list_pci_ids_are_devices_of_sysfs():
+    assert all((Path("/sys/bus/pci/devices") / gpu / "local_cpulist").is_file() for gpu in list_pci_ids())
+
+
+def test_automatic_precision_and_batch_are_chosen_by_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    settings = ["device=cuda", "model.depth=18", "data.image_size=64", "measure.seconds=30"]
+    fitted = finish(fit_to_machine(load_config("resnet50", settings=settings), strict=False))
+    assert all(trial.failure is None for trial in fitted.trials.precisions)
+    assert fitted.config.train.precision != "fp32"
+    assert fitted.trials.chosen_batch_size == fitted.config.train.batch_size >= 64
+
+
+def test_choose_reader_uuid_is_that_of_nvidia_smi():
+    reader = choose_reader(torch.device("cuda:0"))
+    reader.close()
+    assert reader.uuid in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.multigpu
@@ -83,7 +144,8 @@ def test_selftest_all_reduce_is_right():
 
 @pytest.mark.multigpu
 def test_fit_to_machine_selects_second_device_for_timer():
-    fit_to_machine(load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"]), strict=False)
+    config = load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"])
+    finish(fit_to_machine(config, strict=False))
     assert torch.cuda.current_device() == 1
     assert_right("timing", "cuda:1")
 

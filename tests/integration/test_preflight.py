@@ -25,7 +25,7 @@ import os, torch; from trainstone.engine.distributed import data_parallel, rende
 def choose(_device, rank):
     data_parallel.place_device(torch.device('cuda'), rank)
     return torch.device('cpu')
-torch.cuda.device_count = lambda: 2 if os.environ['RANK'] == '0' else 0
+torch.accelerator.device_count = lambda: 2 if os.environ['RANK'] == '0' else 0
 roll_call.choose_rank_device = rendezvous.choose_rank_device = choose
 """
 STOPS = """

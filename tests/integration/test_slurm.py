@@ -302,7 +302,7 @@ def test_slurm_pending_job_shows_reason_and_survives_ctrl_c(tmp_path: Path, clus
     assert find_job(cluster) == job
     cluster.run("scancel", job)
     launched = launch("--nodes", "3", verb=train_words(tmp_path / "cancelled"))
-    wait_for_line(launched, "is pending: PartitionNodeLimit; cancel it with: scancel")
+    wait_for_line(launched, "is pending: PartitionConfig; cancel it with: scancel")
     job = find_job(cluster)
     cluster.run("scancel", job)
     _, errors = finish(launched, 5)

@@ -170,6 +170,7 @@ def slurm(
         nodes, ranks_per_node, partition, limit, account, gres, container, requeue, lines, more, max_restarts
     )
     verb = parse_verb(words or [], system=system, ranks=1 if words and words[0] in SINGLE_RANK_VERBS else None)
+    options = engine.request_cpus(options, verb.system)
     names = choose_nodes(verb, options) if fleet else []
     script = engine.format_script(verb, options, (verb.resume or verb.out / "RUN").absolute(), Path.cwd(), names)
     if dry_run or verb.dry_run:

@@ -48,7 +48,7 @@ def _prefetch_to_cuda(batches: Iterable[Batch], device: torch.device) -> Iterato
                 tensor.record_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             upcoming = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
-            copied.append(copies.record_event())
+            copied.append(copies.record_event(torch.cuda.Event(blocking=True)))
         if current is not None:
             yield current
         if len(copied) >= KEEP:

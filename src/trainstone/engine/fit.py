@@ -200,9 +200,13 @@ def fit_engine(config: Config, *, strict: bool = False, world: Rank = SINGLE_RAN
 
 
 def choose_rank_device(requested: str, world: Rank) -> torch.device:
-    """Return the device of this rank: with several ranks, the CUDA device of its local rank."""
-    if world.world > 1 and requested in ("auto", "cuda") and devices.list_devices()[0].startswith("cuda"):
-        return place_device(torch.device("cuda"), world)
+    """Return the device of this rank: with several ranks, the accelerator of its local rank."""
+    kind = devices.list_devices()[0].partition(":")[0]
+    if world.world > 1 and kind != "cpu" and requested in ("auto", kind):
+        device = place_device(torch.device(kind), world)
+        if kind == "cuda":
+            bind_cores(world, devices.list_pci_ids())
+        return device
     device = devices.choose_device(requested)
     if device.type == "cpu":
         bind_cores(world)

@@ -30,8 +30,8 @@ class StepMarks:
     forward: Any = None
     backward: Any = None
     end: Any = None
-    later_waits: list[tuple[Any, Any]] = field(default_factory=list)
-    """Begin and end of waiting for further batches of the same step (train.accumulate)."""
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    """Begin and end of waiting for each batch; with train.accumulate a step has several."""
 
 
 Update = Callable[[Task, Batch, Timer, StepMarks], Tensor]
@@ -50,8 +50,9 @@ def train_steps(
 
     `origin` is the host time that start_seconds counts from. `keep_going` is called before each step but the first;
     when it returns False, the steps in progress are finished and yielded, and the loop ends. A consumer that stops
-    iterating loses them (at most `timer.lag`).
+    iterating loses them (at most `timer.lag`). One that does other work between two steps calls `timer.pause()`.
     """
+    timer.pause()
     # A small ring buffer, pinned for CUDA: losses are copied asynchronously and read when the step has finished.
     ring = torch.zeros(timer.lag + 1, 2, pin_memory=task.device.type == "cuda")
     pending: deque[tuple[int, StepMarks, Sequence[Tensor | None]]] = deque()
@@ -60,10 +61,12 @@ def train_steps(
     for step in itertools.count(first_step) if num_steps is None else range(first_step, first_step + num_steps):
         if step > first_step and not keep_going():
             break
-        marks = StepMarks(started=timer.now() - origin, begin=timer.mark())
+        begin = timer.begin_step()
+        marks = StepMarks(started=begin.seconds - origin, begin=begin.mark)
         with task.mark("data"):
             batch = next(task.batches)
         marks.batch_ready = timer.mark()
+        marks.waits.append((begin.waits_from, marks.batch_ready))
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
             update = capture_update(task, batch, timer)  # part of the first step
@@ -78,7 +81,7 @@ def train_steps(
             ]
         if task.average:
             task.average.update(step)
-        marks.end = timer.mark()
+        marks.end = timer.end_step()
         pending.append((step, marks, losses))
         if len(pending) > timer.lag:
             yield build_record(task, timer, *pending.popleft())
@@ -94,7 +97,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
             begin = timer.mark()
             with task.mark("data"):
                 batch = next(task.batches)
-            marks.later_waits.append((begin, timer.mark()))
+            marks.waits.append((begin, timer.mark()))
         # The gradient all-reduce runs once, with the last batch.
         with nullcontext() if part == task.accumulate - 1 else task.without_gradient_sync():
             with task.mark("forward"), task.autocast():
@@ -120,12 +123,11 @@ def build_record(task: Task, timer: Timer, step: int, marks: StepMarks, losses: 
     timer.wait(marks.end)
     loss, decay = (None if part is None else part.item() for part in losses)
     split = marks.forward is not None
-    waits = [(marks.begin, marks.batch_ready), *marks.later_waits]
     return StepRecord(
         step=step,
         epoch=task.epoch_of(step),
         start_seconds=marks.started,
-        data_seconds=sum(timer.seconds(begin, end) for begin, end in waits),
+        data_seconds=sum(timer.seconds(begin, end) for begin, end in marks.waits),
         step_seconds=timer.seconds(marks.begin, marks.end),
         images=task.images_per_step,
         loss=loss,
@@ -150,7 +152,8 @@ def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
             update_weights(task, static_batch, timer, unsplit)
     torch.cuda.current_stream(task.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads call CUDA meanwhile: the loader pins memory. The default mode ends the capture when they do.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         static_loss = update_weights(task, static_batch, timer, unsplit)
 
     def replay(_task: Task, batch: Batch, _timer: Timer, _marks: StepMarks) -> Tensor:

@@ -121,14 +121,15 @@ class Normalise(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """All-reduce the sums of g and g * x_hat, then dx = w / s * (g - mean of g - x_hat * mean of g * x_hat)."""
         images, weight, mean, variance, count = ctx.saved_tensors
+        inverse = (variance + ctx.eps).rsqrt()
         # This rank's own sums are the gradients of weight and bias: DDP averages those over ranks.
+        # The CPU's kernel uses the running mean and variance, CUDA's the saved mean and inverse (it requires them).
         _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
-            gradient, images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            gradient, images, weight, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
         sums = torch.stack([weight_gradient.float(), bias_gradient.float()])
         dist.all_reduce(sums, group=ctx.group)
         of_products, of_gradients = sums / count
-        inverse = (variance + ctx.eps).rsqrt()
         # dx = scale * g + slope * x + offset, with one number each per channel
         scale = weight * inverse
         slope = -scale * of_products * inverse

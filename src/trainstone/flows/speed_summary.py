@@ -154,7 +154,8 @@ def assess_utilisation(
 
 def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema.Energy | None:
     """Return the energy per image over all devices; None if one has no counter or shares it with another rank."""
-    meters = {(device.host, device.label) for device in devices}
+    # Slurm may show each rank one GPU only, as cuda:0.
+    meters = {(device.host, device.uuid or device.label) for device in devices}
     known = [device.telemetry.get("average_watts") for device in devices]
     if len(meters) < len(devices) or None in known:
         return None
@@ -169,6 +170,7 @@ def build_device(
         host=get_host_name(),
         name=name_device(fitted.device),
         label=str(fitted.device),
+        uuid=reader.uuid,
         telemetry={name: value for name, value in telemetry.items() if value is not None},
         unsupported=reader.unsupported,
         images_per_second=summary.throughput.images_per_second if summary else None,

@@ -47,7 +47,7 @@ def choose_ranks(requested: int | None) -> int:
 def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> LaunchPlan:
     on_cuda, cores = bool(count_used_devices(verb)), available_cores().threads
     settings = verb.system.launch if verb.system else None
-    environment = build_rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
+    environment = build_rank_environment(run, launch, ranks=ranks)
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun's default is 1
         environment["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
     environment |= settings.environment if settings else {}

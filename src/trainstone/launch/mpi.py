@@ -47,7 +47,7 @@ def plan_mpi(verb: Verb, run: Path, launch: str, options: MpiOptions) -> LaunchP
     if not ranks:
         hint = "-np 8, or hosts with their slots: --host n1:4,n2:4"
         raise ConfigError("unknown number of ranks: no -np, no slots and no --system are given", hint=hint)
-    environment = build_rank_environment(run, launch, ranks=ranks, bind=True)
+    environment = build_rank_environment(run, launch, ranks=ranks)
     if hosts and "MASTER_ADDR" not in os.environ:
         environment["MASTER_ADDR"] = hosts[0][0]
     environment |= settings.environment if settings else {}

@@ -69,6 +69,10 @@ PARTITIONS = ("sinfo", "-h", "-o", "%P")
 USABLE = ("idle", "mix", "alloc", "comp", "plnd")  # states of usable nodes, as abbreviated by sinfo
 
 
+# Options of sbatch with which the user sets the number of CPUs.
+CPU_OPTIONS = ("cpus-per-task", "cpus-per-gpu", "exclusive", "overcommit", "mincpus", "cores-per-socket")
+
+
 class RefusedError(LaunchError):
     """Slurm rejected the job."""
 
@@ -109,9 +113,7 @@ def apply_system(options: SlurmOptions, system: System | None) -> SlurmOptions:
     site = system.launch if system else LaunchConfig()
     names = ("partition", "time", "account", "gres", "container")
     chosen = {name: getattr(options, name) or getattr(site, name) for name in names}
-    # GPUs in gpu:4, gpu:v100:4 or gpu:2080ti:4.
-    counts = re.findall(r"\bgpu(?::[\w.-]+)?[:=](\d+)(?=$|[,(])", chosen["gres"] or "")
-    devices = system.devices_per_node if system else max(1, sum(map(int, counts)))
+    devices = system.devices_per_node if system else max(1, count_gpus(chosen["gres"]))
     return replace(
         options,
         **chosen,
@@ -120,6 +122,35 @@ def apply_system(options: SlurmOptions, system: System | None) -> SlurmOptions:
         prologue=(*site.prologue, *options.prologue),
         sbatch=(*site.sbatch, *options.sbatch),
     )
+
+
+def count_gpus(gres: str | None) -> int:
+    """Return the number of GPUs in gpu:4, gpu:v100:4 or gpu:2080ti:4."""
+    return sum(map(int, re.findall(r"\bgpu(?::[\w.-]+)?[:=](\d+)(?=$|[,(])", gres or "")))
+
+
+def request_cpus(options: SlurmOptions, system: System | None) -> SlurmOptions:
+    """Return the options with the CPUs of each rank; unchanged if they are given, or Slurm does not show its nodes.
+
+    Slurm's default is one CPU per rank. Ranks divide the CPUs of the smallest node, or the part that belongs to the
+    requested GPUs.
+    """
+    chosen = apply_system(options, system)
+    given = parse_directives(chosen.sbatch, fleet=True)
+    if any(option.startswith(name) for name in given for option in CPU_OPTIONS) or shutil.which("sinfo") is None:
+        return options
+    partition, _ = choose_partition(chosen.partition)
+    lines = run_slurm("sinfo", "-h", "-N", "-p", partition, "-o", "%C %G").stdout.splitlines() if partition else []
+    requested, shares = count_gpus(chosen.gres), []
+    for line in lines:
+        cpus, _, gres = line.partition(" ")
+        total, present = int(cpus.rpartition("/")[2]), count_gpus(gres)  # %C: allocated/idle/other/total
+        if present >= requested:
+            shares.append(total * requested // present if requested else total)
+    if not shares:
+        return options
+    share = max(1, min(shares) // (chosen.ranks_per_node or 1))
+    return replace(options, sbatch=(*options.sbatch, f"cpus-per-task={share}"))
 
 
 def format_script(verb: Verb, options: SlurmOptions, run: Path, folder: Path, fleet: Sequence[str] = ()) -> str:
@@ -140,6 +171,8 @@ def format_script(verb: Verb, options: SlurmOptions, run: Path, folder: Path, fl
         wrap = partial(verb.wrap, image=options.container, binds=[folder, run.parent], program="apptainer")
         command = wrap(verb.command(IMAGE_PYTHON), gpus="gpu" in (options.gres or ""))
         report_failure = wrap([IMAGE_PYTHON, *report_failure[1:]], gpus=False)
+    # Ranks bind themselves to the cores near their GPU (machine/ranks.py); Slurm does not look at the GPUs.
+    unbound = ["--cpu-bind=none"] if count_gpus(options.gres) > 1 and (options.ranks_per_node or 1) > 1 else []
     text = (resources.files("trainstone.launch") / "templates" / "job.sh.j2").read_text(encoding="utf-8")
     template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     script: str = template.render(
@@ -154,7 +187,7 @@ def format_script(verb: Verb, options: SlurmOptions, run: Path, folder: Path, fl
         trains=verb.name == "train",
         max_requeues=MAX_REQUEUES,
         max_starts=MAX_STARTS_WITHOUT_CHECKPOINT,
-        srun=shlex.join(["srun", "--kill-on-bad-exit=1", *command]),
+        srun=shlex.join(["srun", "--kill-on-bad-exit=1", *unbound, *command]),
         report_failure=shlex.join(report_failure),
     )
     return script
@@ -275,6 +308,8 @@ def submit(*command: str) -> str:
     hint = "sinfo lists the partitions and their limits"
     if "partition" in message.lower():
         hint = f"--partition: {', '.join(run_slurm(*PARTITIONS).stdout.split()) or 'sinfo lists none'}"
+    elif "node configuration" in message:
+        hint = "fewer CPUs per rank: --sbatch cpus-per-task=N; sinfo -N -o '%N %C %G' lists CPUs and GPUs"
     raise RefusedError(f"Slurm rejected the job: {message}", hint=hint)
 
 
@@ -387,10 +422,15 @@ class FleetMember(NamedTuple):
     code: int | None  # exit code of a run that ended normally
 
 
+def choose_partition(partition: str | None) -> tuple[str | None, list[str]]:
+    """Return the partition, or Slurm's default one; and the names of all, with * behind the default."""
+    names = run_slurm(*PARTITIONS).stdout.split()
+    return partition or next((name.rstrip("*") for name in names if name.endswith("*")), None), names
+
+
 def list_nodes(partition: str | None, reservation: str | None = None) -> tuple[list[str], dict[str, str]]:
     """Return the usable nodes of a partition and the states of the others; with a reservation, only its nodes."""
-    names = run_slurm(*PARTITIONS).stdout.split()
-    chosen = partition or next((name.rstrip("*") for name in names if name.endswith("*")), None)
+    chosen, names = choose_partition(partition)
     if chosen is None or chosen not in [name.rstrip("*") for name in names]:
         raise LaunchError(
             f"unknown Slurm partition: {chosen}" if chosen else "Slurm has no default partition; give --partition",

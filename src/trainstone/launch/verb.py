@@ -150,5 +150,5 @@ def prepare_folder(verb: Verb, suffix: str = "") -> Path:
     return run
 
 
-def build_rank_environment(run: Path, launch: str, *, ranks: int, bind: bool) -> dict[str, str]:
-    return {RUN: str(run), LAUNCH: launch, RANKS: str(ranks)} | ({BIND: "cores"} if bind else {})
+def build_rank_environment(run: Path, launch: str, *, ranks: int) -> dict[str, str]:
+    return {RUN: str(run), LAUNCH: launch, RANKS: str(ranks), BIND: "cores"}

@@ -1,6 +1,6 @@
 """Rank, world size and rendezvous address from the variables of torchrun, Slurm, Open MPI or a PMI launcher.
 
-Ranks of one host that compute on the CPU are bound to an equal share of its cores.
+Ranks of one host are bound to an equal share of its cores; ranks with a GPU to a share of those near it.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.errors import LaunchError
-from trainstone.machine.cpus import read_affinity, read_siblings, remember_affinity
+from trainstone.machine.cpus import parse_cpu_list, read_affinity, read_siblings, read_text, remember_affinity
 
 
 class Variables(NamedTuple):
@@ -38,7 +38,7 @@ JOB_NAMES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 FIRST_PORT, NUM_PORTS = 20000, 12000
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 LOOPBACK = "127.0.0.1"
-# Value "cores": bind each rank that computes on the CPU to its share of the host's cores.
+# Value "cores": bind each rank to its share of the host's cores.
 BIND = "TRAINSTONE_BIND"
 HINT = "export MASTER_ADDR=HOST MASTER_PORT=29500: the host of rank 0 and a free port there, the same for all ranks"
 
@@ -144,17 +144,24 @@ def expand_ranges(text: str) -> list[str]:
     return found
 
 
-def bind_cores(rank: Rank) -> None:
-    """Bind this rank to its share of the cores if TRAINSTONE_BIND=cores; call it before threads start."""
+def bind_cores(rank: Rank, gpus: Sequence[str] | None = None, root: Path = Path("/")) -> None:
+    """Bind this rank to its share of the cores if TRAINSTONE_BIND=cores; call it before threads start.
+
+    `gpus`: PCI ids of the GPUs that this rank sees, by local rank; None: it computes on the CPU. A rank that sees only
+    its own GPU cannot know which ranks have theirs on the same NUMA node, and is not bound.
+    """
     # Removed, because the process is bound once and its children inherit the affinity.
     requested = os.environ.pop(BIND, None) == "cores"
     sharing = count_local_ranks()
     bound_by_slurm = not (os.environ.get("SLURM_CPU_BIND_TYPE") or "none").startswith("none")
-    if not requested or sharing < 2 or bound_by_slurm or not hasattr(os, "sched_setaffinity"):
+    known = gpus is None or len(gpus) >= sharing
+    if not requested or sharing < 2 or bound_by_slurm or not known or not hasattr(os, "sched_setaffinity"):
         return
     cores = list_cores(read_affinity())
     if cores:
-        os.sched_setaffinity(0, assign_cores(cores, sharing, rank.local))
+        lists = [read_text(root / "sys/bus/pci/devices" / gpu / "local_cpulist") for gpu in (gpus or ())[:sharing]]
+        near = [parse_cpu_list(text) for text in lists] or [frozenset[int]()] * sharing
+        os.sched_setaffinity(0, assign_near_cores(cores, near, rank.local % sharing))
         remember_affinity()
 
 
@@ -162,6 +169,20 @@ def list_cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[
     """Return the physical cores of `cpus` in order, each as the set of its hardware threads in `cpus`."""
     cores = {(read_siblings(cpu, root) or frozenset({cpu})) & frozenset(cpus) for cpu in cpus}
     return sorted((core for core in cores if core), key=min)
+
+
+def assign_near_cores(cores: list[frozenset[int]], near: Sequence[frozenset[int]], number: int) -> frozenset[int]:
+    """Return the CPUs of one of several ranks, where near[rank] are those near its GPU.
+
+    Ranks whose GPUs are near the same cores divide these. All ranks divide the cores that are near no GPU.
+    """
+    own = [core for core in cores if core & near[number]]
+    if not own:
+        return assign_cores(cores, len(near), number)
+    neighbours = [rank for rank, cpus in enumerate(near) if cpus == near[number]]
+    rest = [core for core in cores if not core & frozenset().union(*near)]
+    share = assign_cores(rest, len(near), number) if len(rest) >= len(near) else frozenset()
+    return assign_cores(own, len(neighbours), neighbours.index(number)) | share
 
 
 def assign_cores(cores: list[frozenset[int]], ranks: int, number: int) -> frozenset[int]:

@@ -5,9 +5,17 @@ Devices without timing events are synchronised at each mark. The host clock is i
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class StepBegin(NamedTuple):
+    """Begin of a step: host time and mark, and the mark from which the step waits for its batch."""
+
+    seconds: float
+    mark: Any
+    waits_from: Any
 
 
 class HostTimer:
@@ -21,6 +29,7 @@ class HostTimer:
     ) -> None:
         self.now = now
         self._synchronize = synchronize
+        self._last_end: tuple[float, Any] | None = None
 
     def mark(self) -> Any:
         """Mark this point in the device's work: here, synchronise the device and read the clock."""
@@ -35,6 +44,27 @@ class HostTimer:
         """Return the device seconds between two marks; call wait() on both before."""
         return float(later - earlier)
 
+    def begin_step(self) -> StepBegin:
+        """Begin a step now; if the timer reads late, where the last step ended, unless pause() was called since.
+
+        A device with a lag works while the host records: where it waits for the host, that time is part of a step.
+        """
+        if self._last_end is None:
+            started, begin = self.now(), self.mark()
+            return StepBegin(started, begin, begin)
+        return StepBegin(*self._last_end, self.mark())
+
+    def end_step(self) -> Any:
+        """Mark the end of a step."""
+        mark = self.mark()
+        if self.lag:
+            self._last_end = self.now(), mark
+        return mark
+
+    def pause(self) -> None:
+        """Leave the time since the last step out of the next one: other work was done between the two."""
+        self._last_end = None
+
 
 class CudaTimer(HostTimer):
     """Timer by CUDA events on the current stream, read two steps late so that the host stays ahead of the device."""
@@ -42,7 +72,8 @@ class CudaTimer(HostTimer):
     lag = 2
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        # blocking: a host that waits for the device sleeps, and the loader has its core; two steps are still queued.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record()
         return event
 

@@ -17,6 +17,13 @@ CPU_SIXTEEN_BIT = {
     "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
     "fp16": ("_is_amx_fp16_supported",),
 }
+# Texts of the allocators of torch, CUDA and NCCL; of cuBLAS and cuDNN, which allocate handles and workspaces themselves
+# (a handle without memory is "not initialized"); of cuDNN when no engine has enough memory for its workspace.
+OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
+    *("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED"),
+    *("unable to find an engine", "nable to find a valid cuDNN algorithm"),
+)
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -45,6 +52,12 @@ def list_devices() -> list[str]:
     return [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())] + ["cpu"]
 
 
+def list_pci_ids() -> list[str]:
+    """Return the PCI ids of the visible CUDA devices, as in /sys/bus/pci/devices."""
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"{one.pci_domain_id:04x}:{one.pci_bus_id:02x}:{one.pci_device_id:02x}.0" for one in found]
+
+
 def name_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -69,10 +82,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def switch_tf32(precision: str) -> None:
-    """Allow TF32 only for precision tf32: cuDNN's default would also use it for fp32."""
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode
+    """Allow TF32 only for precision tf32: cuDNN's default would also use it for fp32.
+
+    The setters of fp32_precision leave the older switches as they are, and torch's getters then raise, which
+    torch.compile calls. These setters change both.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def reset_peaks(device: torch.device) -> None:
@@ -94,10 +110,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(err: RuntimeError) -> bool:
-    """Return whether an error means out of memory: CUDA has an exception class, CPU and MPS only a text."""
-    return isinstance(err, torch.OutOfMemoryError) or any(
-        words in str(err) for words in ("out of memory", "can't allocate memory")
-    )
+    """Return whether an error means out of memory: CUDA's allocator has an exception class, the others only a text."""
+    return isinstance(err, torch.OutOfMemoryError) or any(words in str(err) for words in OUT_OF_MEMORY)
 
 
 def synchronize(device: torch.device) -> None:
@@ -121,5 +135,5 @@ def choose_reader(device: torch.device) -> Reader:
     if device.type == "cpu":
         return CpuReader()
     if device.type == "cuda" and torch.version.cuda:
-        return NvmlReader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return NvmlReader(str(torch.cuda.get_device_properties(device).uuid))
     return Reader(f"telemetry of {name_device(device)}: not supported; trainstone reads NVIDIA GPUs and CPUs")

@@ -59,12 +59,10 @@ class Capture:
         return self
 
     def step(self, number: int) -> None:
-        """Call after submitting a step; the device finishes the last one before the recording ends."""
-        if number == self._window.end - 1:
-            synchronize(self._device)
-            if not torch.distributed.is_initialized():  # otherwise torch writes it
-                info = {"rank": self._rank.number, "world_size": self._rank.world}
-                self._profiler.add_metadata_json("distributedInfo", json.dumps(info))
+        """Call after each step; the device must have finished the one before `first` and the last one."""
+        if number == self._window.end - 1 and not torch.distributed.is_initialized():  # otherwise torch writes it
+            info = {"rank": self._rank.number, "world_size": self._rank.world}
+            self._profiler.add_metadata_json("distributedInfo", json.dumps(info))
         self._profiler.step()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -41,6 +41,8 @@ class Reader:
 
     meter: str | None = None
     """Name of the energy counter."""
+    uuid: str | None = None
+    """UUID of the device; None: it has none, or it is unknown."""
 
     def __init__(self, *unsupported: str) -> None:
         self.unsupported = list(unsupported)
@@ -279,9 +281,10 @@ def _find_sensors(root: Path) -> list[Path]:
 
 
 class NvmlReader(Reader):
-    """Reads one NVIDIA GPU, by its UUID GPU-... (torch's index depends on CUDA_VISIBLE_DEVICES)."""
+    """Reads one NVIDIA GPU or MIG slice, by its UUID (torch's index depends on CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, uuid: str) -> None:
+        """`uuid`: as CUDA reports it, without a prefix; in MIG mode CUDA reports that of the slice."""
         super().__init__()
         self._queries: dict[str, Callable[[], Any]] = {}
         self._errors: tuple[type[Exception], ...] = (AttributeError, TypeError, ValueError, OSError)
@@ -289,7 +292,10 @@ class NvmlReader(Reader):
             self._nvml = importlib.import_module("pynvml")
             self._errors += (self._nvml.NVMLError,)
             self._nvml.nvmlInit()
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            try:
+                handle, self.uuid = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"), f"GPU-{uuid}"
+            except self._nvml.NVMLError:
+                handle, self.uuid = self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"), f"MIG-{uuid}"
         except (ImportError, *self._errors) as error:
             self.unsupported.append(f"all values: NVML cannot read device {uuid}: {error}")
             return

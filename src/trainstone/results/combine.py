@@ -239,4 +239,4 @@ def check_points(sweep: Sweep) -> list[Finding]:
 
 
 def strip_devices(devices: Sequence[Device]) -> list[Device]:
-    return [Device(host=device.host, name=device.name, label=device.label, rank=device.rank) for device in devices]
+    return [Device(**device.model_dump(include={"host", "name", "label", "uuid", "rank"})) for device in devices]

@@ -67,7 +67,8 @@ class Nursery:
         self._count = 0
         # Remove this machine's launcher variables.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-        environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+        path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))  # src: another checkout may be installed
+        environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # the command line sets it before it imports torch
         self._parent = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],

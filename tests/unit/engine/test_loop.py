@@ -3,20 +3,23 @@ import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from support.processes.flows import LateTimer
+from support.processes.flows import LateTimer, SimulatedDevice
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig, OptimizerConfig
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.distributed.stop_agreement import StopAgreement
 from trainstone.engine.ema import WeightAverage
-from trainstone.engine.loop import train_steps
+from trainstone.engine.loop import StepMarks, capture_update, train_steps, update_weights
 from trainstone.engine.network import apply_process_settings, seed_network
-from trainstone.engine.optim import LossScale
+from trainstone.engine.optim import LossScale, set_rate
 from trainstone.engine.task import DecayedLoss, Task, build_task
 from trainstone.errors import RunError, TrainstoneError
 from trainstone.flows.bench.stop_rule import StopRule
@@ -28,6 +31,7 @@ from trainstone.measure.recorder import StepRecorder
 from trainstone.models.resnet import build_resnet
 from trainstone.results.schema.run import Device
 from trainstone.results.steps import StepRecord
+from trainstone.workloads.registry import WORKLOADS
 
 CPU = torch.device("cpu")
 
@@ -110,6 +114,53 @@ def test_train_steps_with_late_timer_yields_after_lag():
     assert clock.seconds == 100.0 + 3 * 3.75  # three steps were launched before the first came out
 
 
+def make_queued_task(device: SimulatedDevice, device_seconds: float) -> Task:
+    """Build a task that takes 0.25 s for data and 0.75 s to launch on the host, then device_seconds on the device."""
+    task = make_task(ScriptedClock())
+
+    def batches():
+        while True:
+            device.work_on_host(0.25)
+            yield (torch.ones(4, 1),)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        device.work_on_host(0.75)
+        device.launch(device_seconds)
+        return model(batch[0]).square().mean()
+
+    return replace(task, loss=loss, batches=batches())
+
+
+@pytest.mark.parametrize(("device_seconds", "step_seconds"), [(0.25, 1.5), (1.25, 1.5), (8.0, 8.0)])
+def test_train_steps_with_late_timer_count_host_time_between_steps(device_seconds: float, step_seconds: float):
+    """The host needs 1 s per step and 0.5 s to record it: a device that is faster than both waits for the host."""
+    device, records = SimulatedDevice(), []
+    for record in train_steps(make_queued_task(device, device_seconds), device, num_steps=20):
+        records.append(record)
+        device.work_on_host(0.5)
+    steps = records[10:17]  # before, the device may have a queue; the last ones are recorded together
+    assert [record.step_seconds for record in steps] == [step_seconds] * len(steps)
+    if device_seconds < 1:  # nothing is queued: the steps follow the host's clock
+        assert {record.data_seconds for record in steps} == {0.25}
+        starts = [record.start_seconds for record in steps]
+        assert np.diff(starts) == pytest.approx(step_seconds)
+
+
+def test_train_steps_with_late_timer_leave_out_pauses():
+    device, records = SimulatedDevice(), []
+    for record in train_steps(make_queued_task(device, 0.25), device, num_steps=20):
+        records.append(record)
+        device.work_on_host(0.5)
+        if record.step == 7:
+            device.work_on_host(1000.0)
+            device.pause()
+    # Ten steps have been started. The eleventh begins after the pause.
+    assert [record.step_seconds for record in records[3:17]] == [1.5] * 7 + [1.25] + [1.5] * 6
+    assert records[10].start_seconds - records[9].start_seconds == 1000.0 + 2.0  # with 0.5 s to record two steps
+    again = next(train_steps(make_queued_task(device, 0.25), device))  # a new loop with the same timer
+    assert again.step_seconds < 2
+
+
 @pytest.mark.parametrize("timer", [HostTimer(), LateTimer()])
 def test_train_steps_records_decay_loss(timer: HostTimer):
     task = make_task(ScriptedClock())
@@ -167,17 +218,65 @@ def test_stop_agreement_on_single_rank_is_immediate():
             agreement.update(step(2, loss=math.nan))
 
 
-def device(host: str, label: str, watts: float | None) -> Device:
+def device(host: str, label: str, watts: float | None, uuid: str | None = None) -> Device:
     telemetry = {} if watts is None else {"average_watts": watts, "meter": "NVML energy counter"}
-    return Device(host=host, name="x", label=label, telemetry=telemetry)
+    return Device(host=host, name="x", label=label, uuid=uuid, telemetry=telemetry)
 
 
 def test_sum_energy_adds_devices_with_own_meters():
     energy = sum_energy([device("a", "cuda:0", 200.0), device("a", "cuda:1", 300.0)], 1000.0)
     assert (energy.average_watts, energy.joules_per_image, energy.meter) == (500.0, 0.5, "NVML energy counter")
+    # Slurm may show each rank one GPU only.
+    energy = sum_energy([device("a", "cuda:0", 200.0, "GPU-1"), device("a", "cuda:0", 300.0, "GPU-2")], 1000.0)
+    assert energy.average_watts == 500.0
+    same = [device("a", "cuda:0", 200.0, "GPU-1"), device("a", "cuda:1", 200.0, "GPU-1")]
     shared, lacking = [device("a", "cpu", 200.0)] * 2, [device("a", "cuda:0", 200.0), device("a", "cuda:1", None)]
-    for devices in (shared, lacking, [device("a", "cpu", None)]):
+    for devices in (same, shared, lacking, [device("a", "cpu", None)]):
         assert sum_energy(devices, 1000.0) is None
+
+
+def test_capture_update_allows_other_threads_to_call_cuda(monkeypatch: pytest.MonkeyPatch):
+    modes: list[str] = []
+    fake = SimpleNamespace(
+        Stream=lambda _device: SimpleNamespace(wait_stream=lambda _stream: None),
+        current_stream=lambda _device: SimpleNamespace(wait_stream=lambda _stream: None),
+        stream=nullcontext,
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+        graph=lambda _graph, capture_error_mode: nullcontext(modes.append(capture_error_mode)),
+    )
+    monkeypatch.setattr(torch, "cuda", fake)
+    replay = capture_update(make_task(ScriptedClock()), (torch.ones(4, 1),), HostTimer())
+    assert modes == ["thread_local"]
+    assert isinstance(replay(None, (torch.zeros(4, 1),), None, None), Tensor)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        *(
+            ("demo-classify", [f"train.precision={precision}", "train.ema=0.9"])
+            for precision in ("fp32", "bf16", "fp16")
+        ),
+        ("demo-classify", ["optimizer.name=lars", "train.precision=bf16"]),
+        ("demo-classify", ["optimizer.name=lars", "train.precision=fp16", "train.loss_scale=1024.0"]),
+        ("demo-classify", ["optimizer.momentum_correction=false", "optimizer.decay_in=loss", "train.precision=fp32"]),
+        ("demo-detect", ["train.precision=bf16"]),
+    ],
+)
+def test_update_reads_no_value_from_the_device(recipe: str, settings: list[str]):
+    """Each would make the host wait for the device. Fake tensors have no data: reading a value raises."""
+    config = load_config(recipe, settings=["data.image_size=64", "train.batch_size=4", "engine.threads=1", *settings])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        workload = WORKLOADS[config.workload]
+        task = build_task(config, CPU, network=workload.build_model(config).train())
+        batch = workload.empty_batch(config, 4)
+        for step in range(3):
+            set_rate(task.optimizer, 0.1 * step)
+            loss = update_weights(task, batch, HostTimer(), StepMarks(0.0, None))
+            if task.average:
+                task.average.update(step)
+        with pytest.raises(DataDependentOutputException):
+            loss.item()
 
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]

@@ -22,7 +22,8 @@ from trainstone.results.run_folder import create_run
 def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "count_cuda_devices", lambda: 2)
     assert choose_ranks(None) == 2
-    assert "TRAINSTONE_BIND" not in plan_local(make_verb(device="cuda"), Path("/r"), "x", ranks=2).environment
+    plan = plan_local(make_verb(device="cuda"), Path("/r"), "x", ranks=2)
+    assert plan.environment["TRAINSTONE_BIND"] == "cores"  # near their GPUs
     monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)
     with pytest.raises(ConfigError, match="has no CUDA devices"):
         choose_ranks(None)

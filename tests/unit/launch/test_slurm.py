@@ -204,6 +204,47 @@ def test_apply_system_starts_one_rank_per_device(gres: str | None, ranks: int):
     assert apply_system(SlurmOptions(gres=gres), None).ranks_per_node == ranks
 
 
+CPU_NODES = r"""#!/bin/bash
+echo "$*" >> "${0%/*}/calls"
+case "$*" in
+  *%P*) printf 'batch*\ngpu\nempty\n';;
+  *"-p batch "*) printf '0/64/0/64 (null)\n32/16/0/48 (null)\n';;
+  *"-p gpu "*) printf '0/96/0/96 gpu:a100:8(S:0-1)\n0/64/0/64 gpu:a100:4(S:0-1)\n0/16/0/16 (null)\n';;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "cpus"),
+    [
+        ({}, 48),  # the smallest node of the default partition
+        ({"ranks_per_node": 4}, 12),
+        ({"ranks_per_node": 100}, 1),
+        ({"partition": "gpu", "gres": "gpu:4"}, 12),  # half of 96 are those of 4 GPUs
+        ({"partition": "gpu", "gres": "gpu:1"}, 12),
+        ({"partition": "gpu", "gres": "gpu:8"}, 12),
+        ({"partition": "gpu", "gres": "gpu:4", "ranks_per_node": 1}, 48),
+        ({"partition": "gpu", "gres": "gpu:16"}, None),  # no such node: Slurm reports it
+        ({"partition": "empty"}, None),
+        *(({"sbatch": (word,)}, None) for word in ("exclusive", "cpus-per-task=3", "--cpus-per-gpu=2", "cpus-per-t=9")),
+    ],
+)
+def test_request_cpus_gives_ranks_their_share_of_the_node(tmp_path: Path, options: dict[str, Any], cpus: int | None):
+    (tmp_path / "sinfo").write_text(CPU_NODES)
+    chosen = slurm.request_cpus(SlurmOptions(**options), None)
+    requested = [word for word in chosen.sbatch if word not in options.get("sbatch", ())]
+    assert requested == ([] if cpus is None else [f"cpus-per-task={cpus}"])
+    (tmp_path / "sinfo").unlink()
+    assert slurm.request_cpus(SlurmOptions(**options), None) == SlurmOptions(**options)
+
+
+def test_format_script_leaves_binding_to_several_gpu_ranks():
+    """Slurm would bind them without regard to the GPUs."""
+    assert "srun --kill-on-bad-exit=1 --cpu-bind=none " in make_script("demo-classify", gres="gpu:4")
+    for options in ({}, {"ranks_per_node": 4}, {"gres": "gpu:1"}, {"gres": "gpu:4", "ranks_per_node": 1}):
+        assert "--cpu-bind" not in make_script("demo-classify", **options)
+
+
 LINE = (
     "JobId=12 ArrayJobId=11 ArrayTaskId=1 JobName=trainstone-x UserId=me(1) JobState=PENDING Reason=Resources "
     "Dependency=(null) Requeue=1 Restarts=2 BatchFlag=1 ExitCode=0:0 NodeList=n[1-2] Comment=x JobState=FAILED"
@@ -275,6 +316,10 @@ def test_require_slurm_without_slurm_raises(monkeypatch: pytest.MonkeyPatch, tmp
 def test_submit_without_a_confirmation_does_not_raise_refused_error():
     with pytest.raises(RefusedError, match="Slurm rejected the job: invalid account"):
         submit("bash", "-c", "echo 'sbatch: error: invalid account' >&2; exit 1")
+    refused = "Batch job submission failed: Requested node configuration is not available"
+    with pytest.raises(RefusedError) as unavailable:
+        submit("bash", "-c", f"echo 'sbatch: error: {refused}' >&2; exit 1")
+    assert "--sbatch cpus-per-task=N" in unavailable.value.hint
     timeout = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     with pytest.raises(LaunchError, match="Socket timed out") as raised:
         submit("bash", "-c", f"echo '{timeout}' >&2; exit 1")

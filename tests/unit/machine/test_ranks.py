@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support.builders.machines import make_tree
 from support.processes.command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import interfaces, launch_protocol, ranks
+from trainstone.machine.cpus import parse_cpu_list
 from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_requested_interface, find_route
 from trainstone.machine.launch_protocol import (
     begin_attempt,
@@ -164,6 +166,51 @@ def test_bind_cores_binds_once_and_only_on_request(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu:")
     bind_cores(Rank(1, 7, 1))
     assert len(bound) == 1
+
+
+def bind_all(monkeypatch: pytest.MonkeyPatch, root: Path, lists: list[str], cpus: str = "0-15") -> list[str]:
+    """Return the CPUs of each of several ranks whose GPUs have these local_cpulists."""
+    gpus = [f"0000:{number:02x}:00.0" for number in range(len(lists))]
+    make_tree(root, {f"sys/bus/pci/devices/{gpu}/local_cpulist": text for gpu, text in zip(gpus, lists, strict=True)})
+    bound: list[frozenset[int]] = []
+    monkeypatch.setattr(ranks, "read_affinity", lambda: parse_cpu_list(cpus))
+    monkeypatch.setattr(ranks, "list_cores", lambda cpus: [frozenset({cpu}) for cpu in sorted(cpus)])
+    monkeypatch.setattr(ranks, "remember_affinity", lambda: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: bound.append(cpus))
+    for number in range(len(lists)):
+        variables = {"RANK": str(number), "WORLD_SIZE": "9", "LOCAL_RANK": str(number)}
+        set_variables(variables | {"LOCAL_WORLD_SIZE": str(len(lists)), "TRAINSTONE_BIND": "cores"}, monkeypatch)
+        bind_cores(Rank(number, 9, number), gpus, root)
+    return [",".join(map(str, sorted(cpus))) for cpus in bound]
+
+
+@pytest.mark.parametrize(
+    ("lists", "cpus", "expected"),
+    [
+        # Two GPUs per socket; the order of the GPUs is not that of the sockets.
+        (["8-15", "0-7", "8-15", "0-7"], "0-15", ["8,9,10,11", "0,1,2,3", "12,13,14,15", "4,5,6,7"]),
+        # One socket, or a machine that does not know: all CPUs are near.
+        (["0-15", "0-15"], "0-15", ["0,1,2,3,4,5,6,7", "8,9,10,11,12,13,14,15"]),
+        (["", ""], "0-3", ["0,1", "2,3"]),
+        # Only some CPUs are allowed; a GPU may have none of its own among them.
+        (["0-7", "8-15"], "4-11", ["4,5,6,7", "8,9,10,11"]),
+        (["0-7", "8-15"], "0-3", ["0,1,2,3", "2,3"]),
+        # CPUs near no GPU (half of the NUMA nodes of a DGX A100) are divided by all ranks.
+        (["0-3", "8-11"], "0-15", ["0,1,2,3,4,5,6,7", "8,9,10,11,12,13,14,15"]),
+        (["0-5", "0-5", "6-7"], "0-7", ["0,1,2", "3,4,5", "6,7"]),
+    ],
+)
+def test_bind_cores_gives_ranks_the_cores_near_their_gpu(
+    lists: list[str], cpus: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert bind_all(monkeypatch, tmp_path, lists, cpus) == expected
+
+
+def test_bind_cores_leaves_a_rank_that_sees_only_its_own_gpu_unbound(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: pytest.fail(f"bound to {cpus}"))
+    set_variables({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, monkeypatch)
+    monkeypatch.setenv("TRAINSTONE_BIND", "cores")
+    bind_cores(Rank(1, 2, 1), ["0000:1b:00.0"])
 
 
 INTERFACES = [Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface("eth0", "fd00::1")]

@@ -15,11 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from support.builders.machines import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
 from trainstone.machine.cpus import available_cores, count_oom_kills, memory_available_bytes, memory_limit_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.noise import Pressure, read_pressure
+from trainstone.measure.devices import choose_reader
 from trainstone.measure.telemetry import CpuReader, NvmlReader, Telemetry, name_reasons
 from trainstone.results.telemetry import HEADER, Reading, read_samples
 
@@ -202,7 +204,7 @@ def test_cpu_reader_lists_unsupported_values_of_virtual_machine(tmp_path):
 
 def read_nvml(monkeypatch: pytest.MonkeyPatch, nvml: SimpleNamespace) -> NvmlReader:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    return NvmlReader("GPU-ab")
+    return NvmlReader("ab")
 
 
 def test_nvml_reader_reads_all_values(monkeypatch):
@@ -227,6 +229,19 @@ def test_nvml_reader_mig_slice_lists_unsupported_values(monkeypatch):
     assert (reading.util_percent, reading.energy_joules, reading.power_watts) == (None, None, 251.5)
 
 
+@pytest.mark.parametrize("known", ["GPU-ab", "MIG-ab"])
+def test_choose_reader_finds_gpu_or_mig_slice_of_the_uuid_that_torch_reports(known: str, monkeypatch):
+    def find(uuid: str) -> str:
+        return uuid if uuid == known else refuse()
+
+    monkeypatch.setitem(sys.modules, "pynvml", make_nvml(DeviceGetHandleByUUID=find))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(uuid="ab"))
+    reader = choose_reader(torch.device("cuda:0"))
+    assert (reader.uuid, reader.unsupported) == (known, [])
+    assert reader.read().power_watts == 251.5
+
+
 def test_nvml_reader_old_driver_uses_old_queries(monkeypatch):
     nvml = make_nvml(DeviceGetTemperatureV=refuse, DeviceGetCurrentClocksThrottleReasons=lambda handle: 0)
     del nvml.nvmlDeviceGetCurrentClocksEventReasons
@@ -238,8 +253,8 @@ def test_nvml_reader_old_driver_uses_old_queries(monkeypatch):
 @pytest.mark.parametrize("changes", [{"Init": refuse}, {"DeviceGetHandleByUUID": refuse}])
 def test_nvml_reader_without_driver_reads_nothing(monkeypatch, changes):
     reader = read_nvml(monkeypatch, make_nvml(**changes))
-    assert reader.unsupported == ["all values: NVML cannot read device GPU-ab: Not Supported"]
-    assert (reader.meter, reader.read()) == (None, Reading())
+    assert reader.unsupported == ["all values: NVML cannot read device ab: Not Supported"]
+    assert (reader.meter, reader.uuid, reader.read()) == (None, None, Reading())
     reader.close()
 
 

@@ -17,18 +17,18 @@ COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def place_device(device: torch.device, rank: Rank) -> torch.device:
-    """Return the rank's CUDA device: that of its local rank, or the only visible one."""
-    if device.type != "cuda" or device.index is not None:
+    """Return the rank's accelerator: that of its local rank, or the only visible one."""
+    if device.type == "cpu" or device.index is not None:
         return device
-    visible = torch.cuda.device_count()
+    kind, visible = device.type.upper(), torch.accelerator.device_count()
     # Slurm may show each rank only its own device.
     index = 0 if visible == 1 else rank.local
     if index >= visible:
         raise MachineError(
-            f"no CUDA device for rank {rank.number} (local rank {rank.local}): its host has {visible} CUDA devices",
+            f"no {kind} device for rank {rank.number} (local rank {rank.local}): its host has {visible} {kind} devices",
             hint="start at most one rank per device, or use --device cpu",
         )
-    return torch.device("cuda", index)
+    return torch.device(device.type, index)
 
 
 def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.Module:

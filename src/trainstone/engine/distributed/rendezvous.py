@@ -1,5 +1,6 @@
 """Connect the ranks: rendezvous, roll call, process group, one timed all-reduce, the shared run folder."""
 
+import logging
 import os
 import resource
 import time
@@ -33,6 +34,8 @@ from trainstone.machine.ranks import read_rank
 from trainstone.results.run_folder import RunFolder
 from trainstone.results.schema import run as schema
 from trainstone.results.schema.run import AllReduce, Host, Preflight
+
+log = logging.getLogger(__name__)
 
 # The process groups time out before this rank does, and this rank before rank 0 collects the answers.
 EARLY_SECONDS, LATE_SECONDS = 3.0, 1.5
@@ -147,6 +150,7 @@ def connect_ranks(config: Config, run: RunFolder | None) -> Iterator[World]:
                 hosts=[Host.model_validate(host) for host in roll.hosts],
                 all_reduce=timed,
             )
+            log_isolated_devices(roll)
         if run:
             run.update(preflight=preflight)
         timeout = timedelta(seconds=config.parallel.timeout_seconds)
@@ -157,6 +161,17 @@ def connect_ranks(config: Config, run: RunFolder | None) -> Iterator[World]:
         # After an error NCCL might wait forever for kernels whose peers are gone; the process ends soon anyway.
         if dist.is_initialized() and (succeeded or roll.backend == "gloo"):
             dist.destroy_process_group()
+
+
+def log_isolated_devices(roll: RollCall) -> None:
+    """Warn if several ranks of a host see one GPU each: NCCL can then fail to connect them directly, and is slower."""
+    hosts = [host["host"] for host in roll.hosts if host["devices"] < len(host["ranks"])]
+    if roll.backend == "nccl" and hosts:
+        log.warning(
+            "each rank on %s sees only its own GPU, so NCCL may not use NVLink or PCIe peer-to-peer; "
+            "Slurm shows each rank all GPUs of its node with --sbatch gpu-bind=none",
+            shorten(hosts),
+        )
 
 
 def share_run(run: RunFolder | None, world: World) -> RunFolder:

@@ -32,7 +32,7 @@ def run_aa_test(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progress,
     for name in "AB":
         steps = train_steps(build_task(fitted.config, fitted.device), timer, num_steps=config.measure.iterations)
         enter = partial(apply_process_settings, fitted.config)
-        arms[name] = Arm(name, fitted.config, steps, lag=timer.lag, enter=enter)
+        arms[name] = Arm(name, fitted.config, steps, timer, enter)
     both = Interleaving(arms, fitted.measure_rest(), lambda: life.signals.received)
     yield from both.run()
     block_seconds: dict[str, list[float]] = {"A": [], "B": []}

@@ -13,6 +13,7 @@ from trainstone.config.schema import Config, MeasureConfig
 from trainstone.engine.distributed.stop_agreement import check_loss
 from trainstone.engine.torch_errors import explain_torch_error
 from trainstone.errors import TrainstoneError
+from trainstone.measure.clock import Timer
 from trainstone.results.progress import Progress
 from trainstone.results.steps import StepRecord
 from trainstone.stats.ratio import ORDER
@@ -31,14 +32,19 @@ class Arm:
     name: str
     config: Config
     steps: Iterator[StepRecord]
-    lag: int = 0
-    """Steps that the loop has started beyond the one it yields (measure/clock.py)."""
+    timer: Timer
+    """The timer of the loop."""
     enter: Callable[[], None] = lambda: None
-    """Called before each block: applies this arm's process-wide settings."""
+    """Called before each turn: applies this arm's process-wide settings."""
     keep: Callable[[StepRecord], None] = lambda _record: None
     """Called with every record."""
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     images: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def begin_turn(self) -> None:
+        """Call before each block: the time since this arm's last step is the other arm's."""
+        self.enter()
+        self.timer.pause()
 
     def advance(self) -> StepRecord:
         """Run one more step and return the one that finished; StopIteration: the loop has ended."""
@@ -87,10 +93,10 @@ class Interleaving:
         if not self.stopped():
             yield from self._run_rounds()
         for arm in self.arms.values():
-            if arm.lag and arm.seconds:  # the timer reads late: the last steps are not read yet
-                arm.enter()
+            if arm.timer.lag and arm.seconds:  # the timer reads late: the last steps are not read yet
+                arm.begin_turn()
                 with suppress(StopIteration):
-                    for _ in range(arm.lag):
+                    for _ in range(arm.timer.lag):
                         arm.advance()
 
     def _warm_up(self) -> Iterator[Progress]:
@@ -99,13 +105,13 @@ class Interleaving:
         while True:
             for name in "BA":  # ends with the arm that a round begins with
                 arm = self.arms[name]
-                arm.enter()
+                arm.begin_turn()
                 yield Progress("warming up", step=arm.advance().step + 1)
                 if self.stopped():  # compiling the other one may take minutes
                     return
             begin = min(begin, self.now())
             if self.measure.iterations is not None:
-                warm = len(arm.seconds) + arm.lag >= split_iterations(self.measure.iterations)[2]
+                warm = len(arm.seconds) + arm.timer.lag >= split_iterations(self.measure.iterations)[2]
             else:
                 passed = self.now() - begin
                 warm = len(arm.seconds) >= WARM_UP_STEPS and passed >= WARM_UP_SHARE * self.measure.seconds
@@ -126,8 +132,8 @@ class Interleaving:
             for name in ORDER:
                 arm, num_steps, num_skipped = self.arms[name], self.steps_per_block[name], int(name != running)
                 running = name
-                arm.enter()
-                first_step = len(arm.seconds) + arm.lag + num_skipped  # lag: steps started in earlier blocks
+                arm.begin_turn()
+                first_step = len(arm.seconds) + arm.timer.lag + num_skipped  # lag: steps started in earlier blocks
                 for _ in range(num_skipped + num_steps):
                     record = arm.advance()
                     left = limit - (self.now() - begin)

@@ -65,7 +65,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
                     task.loader.pause()
                     loaders[name] = task.loader
                 enter = partial(enter_turn, name, config, loaders)
-                arms[name] = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.step)
+                arms[name] = Arm(name, config, steps, timer, enter, keep=recorder.step)
                 variants[name] = Variant(requested[name], one, folders[name], recorder)
             both = Interleaving(arms, fitted["A"].measure_rest(), lambda: life.signals.received)
 

@@ -27,7 +27,7 @@ from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder
 from trainstone.flows.prepare import provide_data_on_all_ranks
 from trainstone.machine.ranks import SINGLE_RANK
-from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.clock import StepBegin, Timer, choose_timer
 from trainstone.measure.devices import autocast
 from trainstone.results.progress import Progress
 from trainstone.results.schema.run import Status
@@ -107,18 +107,19 @@ def infer_steps(
     Records have no loss and no learning rate.
     """
     score = WORKLOADS[config.workload].build_forward(config, device)
-    pending: deque[tuple[int, float, int, list[Any]]] = deque()
+    pending: deque[tuple[int, StepBegin, Any, Any, int]] = deque()
     batches = iter(batches)
+    timer.pause()
     for step in itertools.count():
-        started, marks = timer.now() - origin, [timer.mark()]
+        begin = timer.begin_step()
         images = next(batches)[0]
-        marks.append(timer.mark())
+        ready = timer.mark()
         with torch.inference_mode(), autocast(device, config.train.precision):
             score(model, images)
-        marks.append(timer.mark())
-        pending.append((step, started, len(images), marks))
+        pending.append((step, begin, ready, timer.end_step(), len(images)))
         if len(pending) > timer.lag:
-            number, start_seconds, num_images, (begin, ready, end) = pending.popleft()
+            number, begin, ready, end, num_images = pending.popleft()
             timer.wait(end)
-            waited, spent = timer.seconds(begin, ready), timer.seconds(begin, end)
-            yield StepRecord(number, 0, start_seconds, waited, spent, num_images, loss=math.nan, lr=0.0)
+            waited, spent = timer.seconds(begin.waits_from, ready), timer.seconds(begin.mark, end)
+            started = begin.seconds - origin
+            yield StepRecord(number, 0, started, waited, spent, num_images, loss=math.nan, lr=0.0)

@@ -25,6 +25,7 @@ from trainstone.flows.lifecycle import Lifecycle
 from trainstone.flows.observation import measure_device, observe, open_recorder
 from trainstone.flows.prepare import rebuild_gradient_buckets, start_measurement
 from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.devices import synchronize
 from trainstone.measure.flops import CallCounter, Op, list_ops
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import Capture, OuterCapture, ProfileWindow
@@ -133,15 +134,20 @@ def record_window(
     with capture:
         clocks = time.process_time(), time.perf_counter()
         for number in range(window.begin, window.end):
+            if number in (window.begin, window.first):  # the profiler has been started
+                timer.pause()
             if number == window.first:
                 clocks = time.process_time(), time.perf_counter()
             record = next(steps)
+            if number in (window.first - 1, window.end - 1):  # else the recording has work of other steps, too
+                synchronize(task.device)
             worked, passed = time.process_time() - clocks[0], time.perf_counter() - clocks[1]
             if number == window.end - 1:
                 agreement.wait_pending()
             capture.step(number)
             yield Progress("profiling", record.step + 1, record.images / record.step_seconds)
     barrier(agreement.world)  # else the next step waits for the rank that writes its trace slowest
+    timer.pause()
     while len(recorder) < window.end + max(AFTER_STEPS, iterations):
         record = next(steps)
         yield Progress("measuring without the profiler", record.step + 1, record.images / record.step_seconds)

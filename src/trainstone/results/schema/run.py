@@ -82,6 +82,7 @@ class Device(Record):
     host: str
     name: str  # as the vendor names it
     label: str  # cpu, cuda:0 ...
+    uuid: str | None = None  # of an NVIDIA GPU (GPU-...) or MIG slice (MIG-...)
     rank: Count | None = None
     images_per_second: float | None = None  # of this device
     step_seconds_median: float | None = None

@@ -9,20 +9,25 @@ import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.processes.forked import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
-from trainstone.engine import sync_batch_norm, torch_errors
+from trainstone.engine import fit, sync_batch_norm, torch_errors
 from trainstone.engine.distributed import collectives, data_parallel
 from trainstone.engine.distributed.collectives import World
 from trainstone.engine.distributed.data_parallel import average_buffers, rebuild_buckets, wrap_model
+from trainstone.engine.distributed.rendezvous import log_isolated_devices
+from trainstone.engine.distributed.roll_call import RollCall
 from trainstone.engine.distributed.stop_agreement import StopAgreement
+from trainstone.engine.distributed.store import Deadline
 from trainstone.engine.sync_batch_norm import convert_sync_batch_norm
 from trainstone.errors import ConfigError, MachineError, PeerLostError
 from trainstone.machine.ranks import Rank
@@ -296,11 +301,51 @@ def test_place_device_gives_each_rank_its_own_device(monkeypatch: pytest.MonkeyP
     assert data_parallel.place_device(CPU, rank) == CPU
     assert data_parallel.place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
     for seen, index in ((4, 1), (1, 0)):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda seen=seen: seen)
         assert data_parallel.place_device(cuda, rank) == torch.device("cuda", index)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert data_parallel.place_device(torch.device("xpu"), rank) == torch.device("xpu", index)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     with pytest.raises(MachineError, match=r"no CUDA device for rank 6 \(local rank 2\): its host has 2 CUDA devices"):
         data_parallel.place_device(cuda, Rank(6, 8, 2))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize("requested", ["auto", "the kind"])
+def test_choose_rank_device_places_ranks_on_any_kind_of_accelerator(
+    requested: str, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    bound: list[Any] = []
+    monkeypatch.setattr(fit, "bind_cores", lambda rank, gpus=None: bound.append((rank.local, gpus)))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    for module in (torch.accelerator, torch.cuda):
+        monkeypatch.setattr(module, "device_count", lambda: 3)
+    numbers = {0: (0, 0x1B, 0), 1: (0, 0x3D, 0), 2: (1, 0x00, 0x1F)}
+    properties = {
+        index: SimpleNamespace(pci_domain_id=domain, pci_bus_id=bus, pci_device_id=device)
+        for index, (domain, bus, device) in numbers.items()
+    }
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.get)
+    name = kind if requested == "the kind" else requested
+    assert [fit.choose_rank_device(name, Rank(number, 3, number)) for number in range(3)] == [
+        torch.device(kind, number) for number in range(3)
+    ]
+    gpus = ["0000:1b:00.0", "0000:3d:00.0", "0001:00:1f.0"]
+    assert bound == ([(number, gpus) for number in range(3)] if kind == "cuda" else [])
+    assert fit.choose_rank_device("cpu", Rank(1, 3, 1)) == CPU
+    assert bound[-1] == (1, None)
+
+
+def test_log_isolated_devices_warns_when_each_rank_sees_one_gpu(caplog: pytest.LogCaptureFixture):
+    def log_hosts(backend: str, *hosts: tuple[str, int, int]) -> str:
+        caplog.clear()
+        documents = [{"host": name, "devices": devices, "ranks": list(range(ranks))} for name, devices, ranks in hosts]
+        log_isolated_devices(RollCall(None, CPU, backend, "eth0", documents, Deadline.after(1)))
+        return caplog.text
+
+    assert "each rank on n2 sees only its own GPU" in log_hosts("nccl", ("n1", 4, 4), ("n2", 1, 4))
+    assert log_hosts("nccl", ("n1", 4, 4), ("n2", 1, 1)) == ""
+    assert log_hosts("gloo", ("n1", 0, 4)) == ""
 
 
 RANKS = 4
@@ -455,6 +500,37 @@ def test_share_statistics_is_exact_with_large_mean(groups: list[Any]):
         assert torch.allclose(found_mean.double(), mean, rtol=1e-6)
         # The squares, about 9 million, have an fp32 error of up to 0.5.
         assert torch.allclose(found_variance.double(), variance, rtol=1e-3)
+
+
+class RecordedBackward(TorchDispatchMode):
+    """Records the arguments and the result of native_batch_norm_backward."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            self.arguments, self.result = args, result
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_sync_batch_norm_backward_has_the_tensors_that_cuda_requires(
+    layout: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    """CUDA's kernel asserts that saved mean and inverse are tensors, the CPU's does not use them."""
+    monkeypatch.setattr(sync_batch_norm.dist, "all_reduce", lambda *_, **__: None)
+    images = (torch.randn(4, 6, 5, 5) * 3 + 2).to(dtype, memory_format=layout).requires_grad_()
+    weight, bias = torch.rand(6, requires_grad=True), torch.zeros(6, requires_grad=True)
+    variance, mean = torch.var_mean(images.detach().float(), dim=(0, 2, 3), correction=0)
+    with RecordedBackward() as recorded:
+        output = sync_batch_norm.Normalise.apply(images, weight, bias, mean, variance, torch.tensor(100.0), 1e-5, None)
+        output.square().sum().backward()
+    *before, saved_mean, saved_inverse, training, eps, mask = recorded.arguments
+    assert torch.equal(saved_mean, mean)
+    assert torch.allclose(saved_inverse, 1 / (variance + 1e-5).sqrt())
+    assert saved_mean.dtype == saved_inverse.dtype == torch.float32
+    without = torch.ops.aten.native_batch_norm_backward(*before, None, None, training, eps, mask)
+    assert all(torch.equal(one, other) for one, other in zip(recorded.result[1:], without[1:], strict=True))
 
 
 def test_convert_sync_batch_norm_refuses_group_size_that_does_not_divide_ranks():

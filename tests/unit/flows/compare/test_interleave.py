@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from trainstone.flows.compare import interleave, pair, result
 from trainstone.flows.compare.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving
 from trainstone.flows.compare.pair import fit_pair, run_against
 from trainstone.flows.lifecycle import Lifecycle
+from trainstone.measure.clock import HostTimer, StepBegin
 from trainstone.results.run_folder import create_run, read_result
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.stats.ratio import compare_blocks
@@ -39,10 +41,11 @@ class Bench:
         self.entered: list[str] = []
         self.starts: dict[str, list[float]] = {"A": [], "B": []}
         self.limit: int | None = None
+        self.timers = [LateTimer() if lag else HostTimer() for _ in "AB"]
         configs = {"A": CONFIG, "B": CONFIG if same else OTHER}
         self.arms = {
-            name: Arm(name, configs[name], self.steps(name, took, lag), lag, partial(self.entered.append, name))
-            for name, took in step_seconds.items()
+            name: Arm(name, configs[name], self.steps(name, took, lag), timer, partial(self.entered.append, name))
+            for name, took, timer in zip("AB", step_seconds.values(), self.timers, strict=True)
         }
 
     def steps(self, name: str, seconds: StepSeconds, lag: int) -> Iterator[StepRecord]:
@@ -118,6 +121,31 @@ def test_block_contains_steps_started_in_it(lag: int):
         own = bench.starts[block.arm][block.first_step : block.first_step + block.num_steps]
         assert len(own) == block.num_steps
         assert not [other for other in bench.starts["B" if block.arm == "A" else "A"] if own[0] < other < own[-1]]
+
+
+def test_step_after_a_change_of_arm_begins_by_itself():
+    """Otherwise its time would include the other arm's block."""
+    bench = Bench({"A": 1.0, "B": 1.0}, lag=2)
+    arms = dict(bench.arms)
+    begins: list[tuple[str, StepBegin]] = []
+
+    def follow_steps(name: str, timer: LateTimer) -> Iterator[StepRecord]:
+        for record in arms[name].steps:
+            begins.append((name, timer.begin_step()))
+            timer.end_step()
+            yield record
+
+    bench.arms = {
+        name: replace(arm, steps=follow_steps(name, timer))
+        for (name, arm), timer in zip(bench.arms.items(), bench.timers, strict=True)
+    }
+    bench.run(seconds=30.0)
+    assert len(begins) > 40
+    previous = ""
+    for name, begin in begins:
+        if name != previous:
+            assert begin.mark == begin.waits_from  # now, and not where this arm's last step ended
+        previous = name
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -1,20 +1,33 @@
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from support.builders.results import make_timeline
-from support.processes.flows import LateTimer, drain, follow
+from support.processes.flows import LateTimer, SimulatedDevice, drain, follow
 from trainstone.config.load import load_config
+from trainstone.engine.distributed.collectives import World
+from trainstone.engine.distributed.stop_agreement import StopAgreement
+from trainstone.engine.fit import Fitted
+from trainstone.engine.task import build_task
 from trainstone.errors import MachineError
 from trainstone.flows import observation
 from trainstone.flows.profile import run as profiling
-from trainstone.flows.profile.run import assess_overhead, build_finding, plan_window, run_profile
+from trainstone.flows.profile.run import assess_overhead, build_finding, plan_window, record_window, run_profile
+from trainstone.machine.ranks import SINGLE_RANK
+from trainstone.machine.signals import StopSignals
+from trainstone.measure import profiler as measure_profiler
 from trainstone.measure.clock import HostTimer
+from trainstone.measure.flops import StepWork
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import ProfileWindow
+from trainstone.measure.recorder import StepRecorder
 from trainstone.results.run_folder import RunFolder, create_run, read_result
 from trainstone.results.schema.run import Result
 from trainstone.results.step_parts import PARTS
@@ -85,6 +98,66 @@ def test_run_profile_with_late_timer_profiles_requested_steps(tmp_path: Path, mo
     run, result = profile_here(tmp_path, start=8, iterations=2)
     assert [step.step for step in result.timeline.steps] == [8, 9]
     assert len(read_columns(run.path / "steps-rank0000.csv", ("step",))["step"]) == 10 + profiling.AFTER_STEPS
+
+
+class SimulatedProfiler:
+    """Stands in for torch.profiler.profile: notes how many steps the device has finished at each step."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self.device, self.finished = device, list[int]()
+        self.step_num, self.current_action = 0, None
+
+    def start(self) -> None:
+        self.device.work_on_host(30.0)
+        self.finished.append(self.device.count_finished())
+
+    def step(self) -> None:
+        self.device.work_on_host(0.125)
+        self.finished.append(self.device.count_finished())
+
+    def stop(self) -> None:
+        self.device.work_on_host(60.0)
+
+    def add_metadata_json(self, *_: str) -> None:
+        pass
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).touch()
+
+
+def test_record_window_profiles_the_device_work_of_its_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The device needs 1 s per step, the host 0.25 s, and both are read two steps late."""
+    device = SimulatedDevice()
+    profiler = SimulatedProfiler(device)
+    clocks = SimpleNamespace(perf_counter=lambda: device.host_seconds, process_time=lambda: len(device.ends) / 4)
+    monkeypatch.setattr(profiling, "choose_timer", lambda _device: device)
+    monkeypatch.setattr(profiling, "time", clocks)
+    monkeypatch.setattr(measure_profiler, "profile", lambda **_: profiler)
+    for module in (profiling, measure_profiler):
+        monkeypatch.setattr(module, "synchronize", lambda _device: device.synchronize(), raising=False)
+    config = load_config("resnet50", settings=SMALL)
+    fitted = Fitted(config, torch.device("cpu"), StepWork(0, 0, (), 0, ()), ())
+    task = build_task(config, fitted.device)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        device.work_on_host(0.25)
+        device.launch(1.0)
+        return model.fc.weight.square().mean()
+
+    task = replace(task, loss=loss)
+    with StopSignals() as signals, StepRecorder(tmp_path / "steps.csv", split_phases=False) as recorder:
+        agreement = StopAgreement(World(SINGLE_RANK, fitted.device), signals)
+        _, recorded = drain(record_window(task, fitted, tmp_path, recorder, agreement, 9, 4))
+    window = recorded.window
+    assert window == ProfileWindow(6, 9, 13)
+    # Started, then each step of the window, warm-up included. Recording begins with step 9 and ends with step 12.
+    begin, end = profiler.finished[window.first - window.begin], profiler.finished[-1]
+    assert (begin, end) == (9, 13)
+    # Four steps on the device, and the launch of the first; the profiler's own time is part of the steps between.
+    assert recorded.cores_used == pytest.approx(4 / 4 / (4.0 + 0.25))
+    seconds = recorder.column("step_seconds")
+    assert seconds[window.first : window.end].tolist() == [1.25, 1.0, 1.0, 1.0]
+    assert max(seconds) == 1.25  # no step has the time in which the profiler starts, stops and writes
 
 
 @pytest.mark.parametrize(
