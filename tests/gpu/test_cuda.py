@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainstone.engine.precision_trial import choose_fastest, try_precisions
 
 from support.builders.training_runs import assert_same, list_settings, make_config, read_trained_run, train_here
 from support.processes.flows import follow

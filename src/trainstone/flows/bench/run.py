@@ -120,12 +120,18 @@ def measure_steps(
     """
     timer, agreement = choose_timer(task.device), StopAgreement(life.world, life.signals)
     with profiler_range(measure.profiler_range) as advance:
+
+        def keep_going() -> bool:
+            if measure.profiler_range:
+                timer.pause()  # starting and stopping an outer profiler is not part of a step
+            return not any(agreement.agreed) and advance()
+
         steps = train_steps(
             task,
             timer,
             num_steps=limit_steps(task, measure),
             origin=times[0],
-            keep_going=lambda: not any(agreement.agreed) and advance(),
+            keep_going=keep_going,
         )
         yield from record_steps(steps, timer, measure, recorder, agreement, times[1], sinks)
 
