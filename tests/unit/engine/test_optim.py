@@ -19,6 +19,7 @@ from trainstone.engine.optim import (
     set_rate,
     split_parameters,
 )
+from trainstone.measure.profiler import LOG_LEVEL
 
 CPU = torch.device("cpu")
 RATES = [0.0, 0.5, 2.0, 2.0, 0.3, 0.0, 0.0, 1.0]
@@ -86,7 +87,8 @@ def compare(model: nn.Module, config: OptimizerConfig, rates: list[float], trust
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_cpu_sgd_equals_torch_sgd_without_copying_channels_last_weights(scaled: bool):
+def test_cpu_sgd_equals_torch_sgd_without_copying_channels_last_weights(scaled: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(*LOG_LEVEL)  # read at the first profile of a process
     sides = []
     for build in (CpuSgd, torch.optim.SGD):
         torch.manual_seed(0)
