@@ -10,13 +10,10 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
-
-from trainstone.machine.allocator import add_tunables
 
 ROOT = Path(__file__).parent.parent
 PEERS = Path(__file__).parent / "peers"
@@ -45,7 +42,7 @@ class ChildEnded(SystemExit):
 
 
 class Child:
-    """The process of an arm. `keep_memory`: with the allocator setting that `trainstone bench` restarts itself with."""
+    """The process of an arm, with `variables` added to its environment variables."""
 
     def __init__(
         self,
@@ -55,14 +52,12 @@ class Child:
         errors: Path,
         *,
         environment: str = "",
-        keep_memory: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name, self.errors = name, errors
-        variables = {**os.environ, **SETTINGS}
+        variables = {**os.environ, **SETTINGS, **variables}
         if not environment:
             variables["PYTHONPATH"] = str(ROOT / "src")
-        if keep_memory:
-            variables = add_tunables(variables)
         command = [str(find_python(environment)), str(PEERS / program), json.dumps(job)]
         pipe = subprocess.PIPE
         with errors.open("w") as file:

@@ -25,6 +25,7 @@ from interleave import palindromes
 from jpeg_folder import make_images
 
 from trainstone.data.recognise import open_dataset
+from trainstone.machine.allocator import add_tunables
 
 OURS = "trainstone"
 IMAGE_SIZE = 224
@@ -58,7 +59,8 @@ class Pipeline(Child):
 
     def __init__(self, name: str, job: dict[str, Any], errors: Path) -> None:
         arm = ARMS[name]
-        super().__init__(name, arm.program, job, errors, environment=arm.environment, keep_memory=name == OURS)
+        variables = add_tunables(os.environ) if name == OURS else {}  # as `trainstone bench` restarts itself
+        super().__init__(name, arm.program, job, errors, environment=arm.environment, variables=variables)
         self.system = str(self.hello["system"])
         self.variants = list(arm.variants or self.hello["variants"])
         self.variant = self.variants[0]

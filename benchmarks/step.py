@@ -7,11 +7,11 @@ executes blocks of steps in the order A B C C B A ...; the others are idle, whic
 number of threads; forward, backward and update, batches in memory. A precision is that of the convolutions (bf16:
 autocast, mixed precision or AMP of each system). Of an arm's variants the fastest in a trial is used.
 
-PyTorch NCHW        torch's defaults: the common training loop
-PyTorch channels-last   the same with memory_format=torch.channels_last
-PyTorch by hand     what an expert writes: channels-last, fused SGD, and trainstone's allocator setting
-MXNet               Gluon's resnet50_v1: strides on the 1x1 convolutions, hence fewer FLOPs
-TensorFlow          v1.5 in Keras, fused batch normalisation and update
+PyTorch NCHW           torch's defaults: the common training loop
+PyTorch channels-last  the same with memory_format=torch.channels_last
+PyTorch by hand        what an expert writes: channels-last, fused SGD, and trainstone's allocator setting
+MXNet                  Gluon's resnet50_v1: strides on the 1x1 convolutions, hence fewer FLOPs
+TensorFlow             v1.5 in Keras, with fused batch normalisation and update
 
 Rates are per image and per FLOP (multiply-adds of each arm's own convolutions and dense layer, times 2). The claims, in
 `GOALS`, are about rates per FLOP at the largest batch only: `trainstone bench` selects a batch of about that size.
@@ -19,6 +19,7 @@ Rates are per image and per FLOP (multiply-adds of each arm's own convolutions a
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -30,6 +31,7 @@ import torch
 from children import Child, ChildEnded, is_installed
 from interleave import palindromes, ratio
 
+from trainstone.machine.allocator import add_tunables
 from trainstone.machine.cpus import available_cores
 from trainstone.measure.peaks import Peaks, measure_peaks
 
@@ -83,7 +85,11 @@ class Trainer(Child):
         program, environment, _ = ARMS[arm]
         errors = folder / f"{arm} {variant}.log"
         job = {**job, "arm": arm, "variant": variant}
-        super().__init__(arm, program, job, errors, environment=environment, keep_memory=variant == KEEPS_MEMORY)
+        # MXNet would use half of the cores.
+        variables = {"OMP_NUM_THREADS": str(job["threads"])}
+        if variant == KEEPS_MEMORY:
+            variables = add_tunables({**os.environ, **variables})
+        super().__init__(arm, program, job, errors, environment=environment, variables=variables)
         self.variant, self.batch = variant, job["batch"]
         self.losses: list[float] = []
 
@@ -136,6 +142,8 @@ def measure(arms: Sequence[str], job: dict[str, Any], rounds: int, num_steps: in
     with tempfile.TemporaryDirectory() as folder:
         started = [start(arm, job, Path(folder), num_steps) for arm in arms]
         children = {child.name: child for child in started if child}
+        for child in children.values():
+            child.foreign.clear()  # of the trials
         before = measure_peaks(device, job["precision"])
         seconds: dict[str, list[float]] = {arm: [] for arm in children}
         for arm in palindromes(list(children), rounds):
