@@ -9,35 +9,28 @@ averages all source pixels of a new one; only trainstone decodes at half size if
 """
 
 import argparse
-import json
 import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-import psutil
+from children import Child, is_installed
 from interleave import palindromes
 from jpeg_folder import make_images
 
 from trainstone.data.recognise import open_dataset
 from trainstone.machine.allocator import add_tunables
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-ROOT = Path(__file__).parent.parent
-PEERS = Path(__file__).parent / "peers"
 OURS = "trainstone"
 IMAGE_SIZE = 224
 BLOCK_SECONDS = 3.5
 TRIALS, TRIAL_BATCHES = 3, 8
-# An arm that still uses CPU after this time has background work.
-QUIET_SECONDS, MAX_WAIT_SECONDS = 0.2, 10.0
 
 
 class Arm(NamedTuple):
@@ -61,61 +54,20 @@ ARMS = {
 }
 
 
-class Child:
-    """The process of an arm."""
+class Pipeline(Child):
+    """The process of an arm, with its variants."""
 
     def __init__(self, name: str, job: dict[str, Any], errors: Path) -> None:
-        self.name, self.errors = name, errors
-        environment = {**os.environ, **QUIET}
-        if name == OURS:  # as `trainstone bench` restarts itself
-            environment = add_tunables(environment)
-        command = [str(find_python(name)), str(PEERS / ARMS[name].program), json.dumps(job)]
-        pipe = subprocess.PIPE
-        with errors.open("w") as file:
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True, env=environment)
-        hello = self.read_answer()
-        self.system = str(hello["system"])
-        self.variants = list(ARMS[name].variants or hello["variants"])
+        arm = ARMS[name]
+        variables = add_tunables(os.environ) if name == OURS else {}  # as `trainstone bench` restarts itself
+        super().__init__(name, arm.program, job, errors, environment=arm.environment, variables=variables)
+        self.system = str(self.hello["system"])
+        self.variants = list(arm.variants or self.hello["variants"])
         self.variant = self.variants[0]
-        self.foreign: list[float] = []
-        """Share of the CPU time used by other programs and virtual machines, per block."""
-
-    def request(self, *words: str) -> dict[str, Any]:
-        """Send a command, wait for the answer and until the arm is idle again."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\t".join(words) + "\n")
-        self.process.stdin.flush()
-        answer = self.read_answer()
-        self.wait_idle()
-        return answer
-
-    def read_answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"{self.name} ended:\n{self.errors.read_text()[-3000:]}")
-        return dict(json.loads(line))
-
-    def wait_idle(self) -> None:
-        """Wait until the arm is idle; prefetching would disturb the next arm."""
-        process = psutil.Process(self.process.pid)
-        end = time.monotonic() + MAX_WAIT_SECONDS
-        while time.monotonic() < end:
-            before = process.cpu_times()
-            time.sleep(QUIET_SECONDS)
-            after = process.cpu_times()
-            if not process.children() and after.user + after.system - before.user - before.system < 0.02:
-                return
-        sys.exit(f"{self.name} is still working {MAX_WAIT_SECONDS:.0f} s after its block; it would disturb the others")
 
     def run(self, variant: str, num_batches: int) -> float:
         """Return the seconds per batch."""
-        machine, own = psutil.cpu_times(), sum(psutil.Process(self.process.pid).cpu_times()[:4])
-        seconds = float(self.request("go", variant, str(num_batches))["seconds"])
-        spent, own = psutil.cpu_times(), sum(psutil.Process(self.process.pid).cpu_times()[:4]) - own
-        total, idle = sum(spent) - sum(machine), spent.idle + spent.iowait - machine.idle - machine.iowait
-        self.foreign.append(max(0.0, 1 - (idle + own) / total))
-        return seconds / num_batches
+        return float(self.request("go", variant, str(num_batches))["seconds"]) / num_batches
 
 
 def main() -> None:
@@ -135,28 +87,14 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         job = prepare(Path(name), options)
-        children = [Child(arm, job, Path(name) / f"{arm}.log") for arm in options.arms if is_installed(arm)]
+        installed = [arm for arm in options.arms if is_installed(arm, ARMS[arm].environment)]
+        children = [Pipeline(arm, job, Path(name) / f"{arm}.log") for arm in installed]
         seconds = {} if options.show else measure(children, options)
         if options.show:
             show(children, options.show)
         for child in children:
-            child.process.communicate()
+            child.close()
     sys.exit(bool(seconds) and print_results(children, seconds, options.batch))
-
-
-def is_installed(arm: str) -> bool:
-    """Return whether an arm's environment exists; print a message if not."""
-    if find_python(arm).exists():
-        return True
-    print(f"{arm} is skipped: {find_python(arm)} not found (run make interop, or set TRAINSTONE_INTEROP)")
-    return False
-
-
-def find_python(arm: str) -> Path:
-    """Return the interpreter of an arm's environment."""
-    if not ARMS[arm].environment:
-        return Path(sys.executable)
-    return Path(os.environ.get("TRAINSTONE_INTEROP", ROOT / ".interop")) / ARMS[arm].environment / "bin/python"
 
 
 def prepare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -202,7 +140,7 @@ def copy_images(path: Path, folder: Path, count: int) -> int:
     return size_bytes
 
 
-def measure(children: list[Child], options: argparse.Namespace) -> dict[str, list[float]]:
+def measure(children: list[Pipeline], options: argparse.Namespace) -> dict[str, list[float]]:
     """Run interleaved blocks and return the seconds per batch of each arm's blocks."""
     named = {child.name: child for child in children}
     num_batches = try_variants(children, options.threads)
@@ -212,7 +150,7 @@ def measure(children: list[Child], options: argparse.Namespace) -> dict[str, lis
     return seconds
 
 
-def try_variants(children: list[Child], threads: int) -> dict[str, int]:
+def try_variants(children: list[Pipeline], threads: int) -> dict[str, int]:
     """Select the fastest variant of every arm, and return the batches per block of each arm."""
     best: dict[tuple[str, str], float] = {}
     for child in children * TRIALS:
@@ -228,7 +166,7 @@ def try_variants(children: list[Child], threads: int) -> dict[str, int]:
     return num_batches
 
 
-def print_results(children: list[Child], seconds: dict[str, list[float]], batch: int) -> bool:
+def print_results(children: list[Pipeline], seconds: dict[str, list[float]], batch: int) -> bool:
     """Print the table and return whether a goal was missed."""
     foreign = sorted(share for child in children for share in child.foreign)
     print(
@@ -263,7 +201,7 @@ def median_ratio(theirs: list[float], ours: list[float]) -> tuple[float, str]:
     return statistics.median(ratios), f"95 %: {low:.2f} to {high:.2f}"
 
 
-def show(children: list[Child], folder: Path) -> None:
+def show(children: list[Pipeline], folder: Path) -> None:
     """Write 32 images of each variant as one PNG, to compare them."""
     folder.mkdir(parents=True, exist_ok=True)
     for child in children:
