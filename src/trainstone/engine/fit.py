@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -58,9 +58,9 @@ FIT_SHARE = 0.4
 """Share of the time budget that trials may take the first time."""
 PRECISION_SHARE = 0.2
 """Part of FIT_SHARE for comparing precisions, if there are several."""
-STEPS_SHARE, STEPS_SHARE_FILES = 0.55, 0.4
+STEPS_SHARE, STEPS_SHARE_FILES = 0.6, 0.45
 """Share of the time budget that is left for steps after trials, peaks and, with images from files, baselines."""
-WANTED_STEPS = 30
+WANTED_STEPS = 26
 """Steps that must fit into it: 20 steady ones for an interval, and some warm-up."""
 MIN_REST = 0.6
 LONGER = 1.5
@@ -324,9 +324,11 @@ def choose_batch(fit: Fit) -> Steps[None]:
         if device.type == "cpu":
             check_memory(config, device, smallest_batch(config, device))
         with TrialNetwork(config, device) as network:
-            start = network.find_start(precision, smallest_batch(config, device))
+            start = smallest_batch(config, device)
+            if device.type != "cpu":
+                start = network.find_start(precision, start)
             sizes = (start * 2**power for power in itertools.count())
-            fits = partial(_fits_memory, config, device)
+            fits = partial(_fits_memory, config, device, counted=start)
             rows, ended = yield from try_batches(network, precision, sizes, fits, fit.seconds_left())
         others = [row for row in fit.trials.batches if row.precision != precision]
         fit.renew(batches=[*others, *rows], ended={**fit.trials.ended, precision: ended})
@@ -373,14 +375,18 @@ def check_memory(config: Config, device: torch.device, batch: int) -> None:
         )
 
 
-def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
+def needed_bytes(config: Config, device: torch.device, batch: int, counted: int | None = None) -> int:
+    """Estimate the memory of training; `counted`: extrapolate from this batch, as counting takes half a second."""
     in_heap = math.inf if keeps_memory() else GLIBC_HEAP_BLOCK_BYTES
-    return estimate_training_bytes(count_step_work(config, batch), in_heap if device.type == "cpu" else 0.0)
+    work = count_step_work(config, counted or batch)
+    saved = tuple(size * batch // (counted or batch) for size in work.saved_tensor_bytes)
+    work = replace(work, saved_tensor_bytes=saved)
+    return estimate_training_bytes(work, in_heap if device.type == "cpu" else 0.0)
 
 
-def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
+def _fits_memory(config: Config, device: torch.device, batch: int, counted: int | None = None) -> bool:
     free = devices.free_bytes(device)
-    return free is None or needed_bytes(config, device, batch) <= free
+    return free is None or needed_bytes(config, device, batch, counted) <= free
 
 
 def fit_precision(fit: Fit) -> Steps[None]:

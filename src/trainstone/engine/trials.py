@@ -306,8 +306,12 @@ def try_batches(
         if row is None:
             return rows, "memory"
         rows.append(row)
-        if not rises(rows) and len(rows) > 1:  # a disturbance would look the same: time both again
+        if not rises(rows):
+            # A disturbance would look the same: time those again whose turns differ.
             for number in (-2, -1):
+                differ = rows[number].median_step_seconds > MIN_RISE * rows[number].step_seconds
+                if not differ or time.perf_counter() > end:
+                    continue
                 again = time_batch(network, precision, rows[number].batch_size, warm=False)
                 rows[number] = min(rows[number], again, key=lambda row: row.step_seconds)
             if not rises(rows):

@@ -95,7 +95,7 @@ CODES = {
         "run again: trainstone bench",
     ),
     "batch-fitted": FindingCode(
-        "The batch size was reduced to fit into memory, or, in bench, to fit 30 steps into the time. It was auto in "
+        "The batch size was reduced to fit into memory, or, in bench, to fit 26 steps into the time. It was auto in "
         "train, or the recipe allows it in train.adapt.",
         "to compare with other machines, fix it: --set train.batch_size=N",
         "info",

@@ -106,7 +106,7 @@ class FakeNetwork:
 def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU, known: Trials | None = None) -> Fit:
     """Choose an automatic batch with a fake network on a fake device; memory estimates say that all fits."""
     monkeypatch.setattr(fit, "TrialNetwork", network)
-    monkeypatch.setattr(fit, "_fits_memory", lambda *_: True)
+    monkeypatch.setattr(fit, "_fits_memory", lambda *_, **__: True)
     monkeypatch.setattr(fit, "check_memory", lambda *_: None)
     config = load_config("resnet50", settings=[*TINY, "engine.threads=2", *settings])
     fitting = Fit(config, device=device, began=trials.time.perf_counter())
@@ -121,7 +121,7 @@ def fit_auto_batch(monkeypatch, network: FakeNetwork, *settings: str, device=CPU
         # 0.1 s + 0.01 s per image: 90 % of the rate at 90 images, within 3 % of the fastest tried at 256
         (FakeNetwork(), 1000, 256, 256),
         (FakeNetwork(fixed=0.0), 60, 2, 2),  # every batch is as fast as any other
-        (FakeNetwork(), 10, 8, None),  # 30 steps of 0.18 s fit into 5.5 s; 30 of 0.26 s do not
+        (FakeNetwork(), 10, 8, None),  # 26 steps of 0.18 s fit into 6 s; 26 of 0.26 s do not
     ],
 )
 def test_choose_batch_takes_smallest_near_best_that_fits_time(monkeypatch, tmp_path, network, seconds, batch, best):
@@ -274,7 +274,7 @@ def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_per_image: float, *set
     return fit_to_machine(config, **{"strict": False} | how)
 
 
-@pytest.mark.parametrize(("seconds_per_image", "batch"), [(1e-4, 256), (0.01, 64), (0.1, 8), (10.0, 2)])
+@pytest.mark.parametrize(("seconds_per_image", "batch"), [(1e-4, 256), (0.01, 128), (0.1, 8), (10.0, 2)])
 def test_fit_to_machine_for_bench_fits_batch_to_time(
     monkeypatch: pytest.MonkeyPatch, seconds_per_image: float, batch: int
 ):

@@ -181,7 +181,9 @@ def step(number: int, seconds: float = 0.1, loss: float = 1.0) -> StepRecord:
     ("measure", "seconds", "fewest", "most"),
     [
         ({"seconds": 10, "half_width": 1e-9}, 0.5, 20, 20),  # the budget ends at 10 s
-        ({"seconds": 30, "half_width": 1e-9}, 0.5, 25, 25),  # it is used, but steps get 40 % of it after the first
+        ({"seconds": 30, "half_width": 1e-9}, 0.5, 37, 37),  # it is used, but steps get 60 % of it after the first
+        ({"seconds": 10, "half_width": 1e-9}, 0.55, 20, 20),  # 11 s for the two steps that an interval lacks
+        ({"seconds": 10, "half_width": 1e-9}, 0.8, 13, 13),  # the missing ones would take too long
         ({"seconds": 600, "half_width": 0.05}, 0.1, 101, 199),  # narrow: ten seconds, and the next check after them
         ({"seconds": 1, "iterations": 500}, 0.5, 1000, 1000),  # a fixed number of steps ends by itself
     ],

@@ -17,7 +17,9 @@ from trainstone.stats import steady_state, throughput
 
 # A few seconds are too short to show the effect of heat and boost clocks, and for an energy counter.
 MIN_SECONDS = 10.0
-MIN_SHARE = 0.4
+MIN_SHARE = 0.6
+GRACE = 0.15
+"""Part of the time budget by which a run may exceed it to have enough steady steps for an interval."""
 AFTER_SHARE = 0.05
 """Share of the time budget for measuring the peak again and writing the result."""
 # Growth of the series between two checks of its precision: a check costs time, and repeated checks bias the stop.
@@ -50,9 +52,11 @@ class StopRule:
         now = self.timer.now()
         self._begin = min(self._begin, now)
         self.seconds_left = max(self.end, self._begin + MIN_SHARE * self.measure.seconds) - now
-        if self.seconds_left <= 0:
-            return True
         number = len(self.recorder)
+        if self.seconds_left <= 0:
+            seconds = self.recorder.column("step_seconds")
+            missing = throughput.MIN_STEADY_STEPS - (number - steady_state.find_steady(seconds).from_step)
+            return missing <= 0 or missing * seconds[-1] > GRACE * self.measure.seconds + self.seconds_left
         if number < self._next_check:
             return False
         self._next_check = int(number * CHECK_GROWTH) + 1
