@@ -343,7 +343,10 @@ def choose_batch(fit: Fit) -> Steps[None]:
         message += f"{WANTED_STEPS} steps fit into the time: {slower} slower"
         fit.report("batch-limited", message, hint=f"measure the faster one: --seconds {needed}")
     elif fit.trials.ended.get(precision) == "time":
-        message = f"batch sizes above {rows[-1].batch_size} were not tried for lack of time; they may be faster"
+        message = f"batch sizes above {rows[-1].batch_size} were not tried for lack of time and may be faster"
+        if len(rows) > 1:
+            gain = rows[-1].images_per_second / rows[-2].images_per_second - 1
+            message += f": the last doubling gained {format_percent(gain, 0)}"
         fit.report("batch-limited", message, hint=f"--seconds {math.ceil(3 * config.measure.seconds)}")
     choice = {"best_batch_size": best.batch_size, "chosen_batch_size": chosen.batch_size}
     fit.trials = fit.trials.model_copy(update=choice)
