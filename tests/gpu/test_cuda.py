@@ -12,9 +12,8 @@ from support.builders.training_runs import assert_same, list_settings, make_conf
 from support.processes.flows import follow
 from support.processes.forked import run_ranks
 from trainstone.config.load import load_config
-from trainstone.engine.fit import fit_to_machine
+from trainstone.engine.fit import finish, fit_engine, fit_to_machine
 from trainstone.engine.loop import train_steps
-from trainstone.engine.precision_trial import choose_fastest, try_precisions
 from trainstone.engine.task import build_task
 from trainstone.flows import selftest
 from trainstone.flows.lifecycle import Lifecycle
@@ -60,9 +59,8 @@ def test_train_steps_are_in_order_with_positive_times(case: str):
 
 def assert_right(name: str, device: str = "cuda:0") -> None:
     """Run a check of `doctor --gpu-selftest`."""
-    check, hint = selftest.CHECKS[name]
-    found = selftest.run_check(name, partial(check, torch.device(device)), hint)
-    assert found.status != "wrong", f"{found.message}\n{found.traceback}"
+    answer = selftest.CHECKS[name](torch.device(device))
+    assert False not in answer.values(), answer
 
 
 @pytest.mark.parametrize("name", [name for name in selftest.CHECKS if name != "all-reduce"])
@@ -70,10 +68,10 @@ def test_selftest_is_right(name: str):
     assert_right(name)
 
 
-def test_try_precisions_selects_faster_than_fp32():
-    trials = try_precisions("cuda:0", ["fp32", "tf32", "bf16", "fp16"], 1)
-    assert all(trial.failure is None for trial in trials)
-    assert choose_fastest(trials) != "fp32"
+def test_fit_engine_selects_precision_faster_than_fp32():
+    trials = finish(fit_engine(load_config("resnet50", settings=["device=cuda"]))).trials
+    assert all(trial.failure is None for trial in trials.precisions)
+    assert trials.precision != "fp32"
 
 
 @pytest.mark.multigpu
@@ -83,7 +81,8 @@ def test_selftest_all_reduce_is_right():
 
 @pytest.mark.multigpu
 def test_fit_to_machine_selects_second_device_for_timer():
-    fit_to_machine(load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"]), strict=False)
+    config = load_config("resnet50", settings=[*SMALL, "train.precision=fp32", "device=cuda:1"])
+    finish(fit_to_machine(config, strict=False))
     assert torch.cuda.current_device() == 1
     assert_right("timing", "cuda:1")
 
