@@ -158,15 +158,14 @@ def test_doctor_lists_checks_with_status(trainstone):
 def test_doctor_gpu_selftest_on_cpu_is_right(trainstone, tmp_path: Path):
     done = trainstone("doctor", "--gpu-selftest", "--device", "cpu", "--json", "--out", "checked")
     assert done.code == 0, done.out + done.err
-    (path,) = (tmp_path / "checked").iterdir()
-    assert path.name.startswith("selftest-")
-    document = done.json()
-    assert document == json.loads(path.read_text())
+    document, file = done.json(), json.loads((tmp_path / done.json()["file"]).read_text())
+    assert document["checks"] == file["checks"]
+    assert file["machine"]["cpu"]["model"]
     statuses = {check["name"]: check["status"] for check in document["checks"]}
-    names = {"timing", "fp32", "telemetry", "memory", "profile", "all-reduce"}
+    names = {"timing", "fp32", "profile", "all-reduce"}
     assert {statuses[name] for name in names} == {"ok"}
-    assert {name for name, status in statuses.items() if status == "skipped"} <= {"graphs", "tf32", "bf16", "fp16"}
-    assert document["checks"][-1]["values"]["bytes_per_second"] > 1e6
+    skipped = {name for name, status in statuses.items() if status == "skipped"}
+    assert {"graphs", "tf32", "telemetry"} <= skipped <= {"graphs", "tf32", "bf16", "fp16", "telemetry"}
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """trainstone doctor: check what this machine supports, what is missing and how noisy it is."""
 
-import json
-import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +11,10 @@ from trainstone.cli import options
 from trainstone.cli.execute import ProgressStream, RunOptions, execute
 from trainstone.cli.render.output import print_json
 from trainstone.errors import ConfigError, MachineError
-from trainstone.machine.launch_protocol import get_host_name
 from trainstone.results.progress import Progress
 from trainstone.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from trainstone.flows.doctor import Check
     from trainstone.flows.lifecycle import Lifecycle
 
@@ -34,18 +30,12 @@ def doctor(
         ),
     ] = False,
     gpu_selftest: Annotated[
-        bool,
-        typer.Option(
-            "--gpu-selftest", help="Check that what trainstone measures on this GPU (or CPU) is right, in two minutes."
-        ),
+        bool, typer.Option("--gpu-selftest", help="Check in two minutes that this GPU's (or CPU's) numbers are right.")
     ] = False,
     settings: options.Settings = [],  # noqa: B006  (never mutated)
     seconds: options.Seconds = None,
     device: options.DeviceName = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder for results.", show_default="runs; for --gpu-selftest the current folder"),
-    ] = None,
+    out: options.Out = Path("runs"),
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
@@ -60,10 +50,9 @@ def doctor(
             raise ConfigError("a recipe, --set, --seconds and --device need --aa", hint="trainstone doctor --aa")
         options.prepare_process(verbose=verbose, quiet=quiet)
         if gpu_selftest:
-            options.check_single_process("doctor --gpu-selftest")
-            print_selftest(device or "auto", out or Path(), as_json=as_json)
+            print_selftest(device or "auto", out, as_json=as_json)
         else:
-            print_checks(out or Path("runs"), as_json=as_json)
+            print_checks(out, as_json=as_json)
         return
     flags = options.collect_flags({"measure.seconds": seconds, "device": device})
     config = load_config(recipe, settings=settings, flags=flags)
@@ -80,48 +69,44 @@ def doctor(
     execute(None, config, flow, RunOptions(quiet=quiet), show=lambda: print_noise_floor(outcome, as_json=as_json))
 
 
-def print_selftest(device: str, folder: Path, *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from trainstone.flows.selftest import run_selftest
-
-    host = re.sub(r"[^\w.-]", "_", get_host_name())
-    path = folder / f"selftest-{host}.json"
-    wrong, console = [], Console(highlight=False, quiet=as_json)
-    for check in run_selftest(device, path):
-        print_check(console, check)
-        wrong += [check.name] if check.status == "wrong" else []
-    if as_json:
-        print_json(json.loads(path.read_text(encoding="utf-8")))
-    else:
-        print(f"\nvalues  {path}")
-    if wrong:
-        raise MachineError(f"wrong checks: {', '.join(wrong)}", hint=f"attach {path} to a bug report")
-
-
 def print_checks(out: Path, *, as_json: bool) -> None:
-    from rich.console import Console
-
     from trainstone.flows.doctor import examine
     from trainstone.machine.facts import read_facts
 
     facts = read_facts()
-    if as_json:
-        print_json({"machine": facts, "checks": [asdict(check) for check in examine(facts, out)]})
-        return
-    console = Console(highlight=False)
-    for check in examine(facts, out):
-        print_check(console, check)
-    print("\nMeasure the speed: trainstone bench\nMeasure the noise floor: trainstone doctor --aa")
+    closing = "\nMeasure the speed: trainstone bench\nMeasure the noise floor: trainstone doctor --aa"
+    show_checks(examine(facts, out), {"machine": facts}, closing, as_json=as_json)
 
 
-def print_check(console: "Console", check: "Check") -> None:
+def print_selftest(device: str, out: Path, *, as_json: bool) -> None:
+    from trainstone.flows.selftest import run_selftest
+    from trainstone.results.run_folder import name_run
+
+    options.check_single_process("doctor --gpu-selftest")
+    path = out / f"{name_run('selftest')}.json"
+    checks = show_checks(run_selftest(device, path), {"file": str(path)}, f"\nfile  {path}", as_json=as_json)
+    if wrong := [check.name for check in checks if check.status == "wrong"]:
+        raise MachineError(f"wrong checks: {', '.join(wrong)}", hint=f"attach {path} to a bug report")
+
+
+def show_checks(checks: "Iterable[Check]", more: dict[str, Any], closing: str, *, as_json: bool) -> "list[Check]":
+    """Print and return checks as they end, then a closing text; with --json one document that also has `more`."""
+    from rich.console import Console
     from rich.text import Text
 
-    mark = (f"{check.status:<8}", COLOURS[check.status])
-    console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), printable(check.message)), soft_wrap=True)
-    if check.hint:
-        console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
+    console, ended = Console(highlight=False, quiet=as_json), []
+    for check in checks:
+        ended.append(check)
+        mark = (f"{check.status:<8}", COLOURS[check.status])
+        message = printable(check.message)
+        console.print(Text.assemble(mark, (f"{check.name:<11}", "bold"), message), soft_wrap=True)
+        if check.hint:
+            console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
+    if as_json:
+        print_json({**more, "checks": [asdict(check) for check in ended]})
+    else:
+        print(closing)
+    return ended
 
 
 def print_noise_floor(floor: dict[str, Any], *, as_json: bool) -> None:

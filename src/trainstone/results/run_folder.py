@@ -114,7 +114,7 @@ def create_run(
     """
     run_id = run_id or name_run(config.name)
     path = out / (folder or run_id)
-    with _explain_os_error(f"cannot write run folder {path}", "choose another folder with --out DIR"):
+    with explain_os_error(f"cannot write run folder {path}", "choose another folder with --out DIR"):
         path.mkdir(parents=True, exist_ok=exist_ok)
         result = Result(
             kind=kind,
@@ -130,7 +130,7 @@ def create_run(
 
 
 @contextmanager
-def _explain_os_error(message: str, hint: str) -> Iterator[None]:
+def explain_os_error(message: str, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as err:
@@ -159,7 +159,7 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
         refuse_running(path, result)
     process = _describe_process(starts=result.process.starts + 1)
     run = RunFolder(path, result)
-    with _explain_os_error(f"cannot write into {path}", f"check its permissions: ls -ld {path}"):
+    with explain_os_error(f"cannot write into {path}", f"check its permissions: ls -ld {path}"):
         run.snapshot()
         run.update(status="running", process=process, command=command, findings=[], verdict=None, **START_FIELDS)
     return run
@@ -168,7 +168,7 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
 @contextmanager
 def lock_run(path: Path) -> Iterator[None]:
     """Lock a run folder for this process until it ends, even by a kill; raise if another process holds the lock."""
-    with _explain_os_error(f"cannot write into {path}", f"check its permissions: ls -ld {path}"):
+    with explain_os_error(f"cannot write into {path}", f"check its permissions: ls -ld {path}"):
         file = (path / LOG_NAME).open("a")
     with file:
         if not _lock(file.fileno()):
@@ -205,7 +205,7 @@ def refuse_running(path: Path, result: Result) -> None:
 
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders directly below a folder, without the points of a run."""
-    with _explain_os_error(f"cannot list the runs in {folder}", "choose a folder that you can read"):
+    with explain_os_error(f"cannot list the runs in {folder}", "choose a folder that you can read"):
         if folder.is_dir():
             next(folder.iterdir(), None)  # raises without read permission, where glob would return nothing
         return sorted(path.parent for path in folder.glob("*/result.json"))
