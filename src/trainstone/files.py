@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def cache_folder() -> Path:
     chosen = os.environ.get("TRAINSTONE_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainstone"
+    # A container may run as a user without a home.
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111  Path.home() would raise
+    base = home / ".cache" if home.is_absolute() else Path(tempfile.gettempdir())
+    return Path(os.environ.get("XDG_CACHE_HOME") or base) / "trainstone"
 
 
 def dump_json(document: Any) -> str:

@@ -48,7 +48,7 @@ def doctor(
     if not aa:
         if settings or seconds is not None or recipe != "resnet50" or not (device is None or gpu_selftest):
             raise ConfigError("a recipe, --set, --seconds and --device need --aa", hint="trainstone doctor --aa")
-        options.prepare_process(verbose=verbose, quiet=quiet)
+        options.prepare_process(load_config(recipe), verbose=verbose, quiet=quiet)  # trials are like those of bench
         if gpu_selftest:
             print_selftest(device or "auto", out, as_json=as_json)
         else:

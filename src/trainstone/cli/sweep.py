@@ -43,7 +43,7 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Time budget of the measured steps of each point, in seconds; set-up comes on top.",
+        help="Time budget of each point in seconds, once torch is loaded: trials (the first time), peaks and steps.",
         show_default="from the recipe, else 60",
     ),
 ]

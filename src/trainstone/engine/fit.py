@@ -4,12 +4,11 @@ Each adaptation becomes a finding, or an error with --strict. The fitted configu
 (engine/trials.py) take at most FIT_SHARE of the time budget, and nothing where their results are in the cache folder.
 """
 
-import itertools
 import math
 import shutil
 import time
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -29,12 +28,15 @@ from trainstone.engine.trials import (
     NEAR_BEST,
     TrialNetwork,
     alternate,
+    choose_precision,
     find_cache_file,
+    find_first,
     find_knee,
     read_trials,
     smallest_batch,
     store_trials,
     summarise_turns,
+    time_batch,
     time_if_fits,
     try_batches,
     try_precisions,
@@ -42,7 +44,7 @@ from trainstone.engine.trials import (
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.ranks import SINGLE_RANK, Rank, bind_cores, count_sharing_ranks
+from trainstone.machine.ranks import SINGLE_RANK, Rank, bind_cores, count_local_ranks, count_sharing_ranks
 from trainstone.measure import devices
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, StepWork, count_work, estimate_training_bytes
 from trainstone.results.findings import finding
@@ -58,15 +60,14 @@ FIT_SHARE = 0.4
 """Share of the time budget that trials may take the first time."""
 PRECISION_SHARE = 0.2
 """Part of FIT_SHARE for comparing precisions, if there are several."""
-STEPS_SHARE, STEPS_SHARE_FILES = 0.6, 0.45
-"""Share of the time budget that is left for steps after trials, peaks and, with images from files, baselines."""
+STEPS_SHARE = 0.6
+"""Share of the time budget that steps get in any case, also after trials."""
 WANTED_STEPS = 26
 """Steps that must fit into it: 20 steady ones for an interval, and some warm-up."""
-MIN_REST = 0.6
 LONGER = 1.5
-"""Trials that ended for lack of time are continued by a run whose budget is larger by this factor."""
-COMPILE_SECONDS = 60.0
-"""torch.compile is tried if so much time is left for trials: compiling ResNet-50 takes about as long."""
+"""Trials that ended for lack of time are taken again by a run whose budget is larger by this factor."""
+COMPILE_SECONDS = 300.0
+"""Time budget from which torch.compile is tried: compiling ResNet-50 takes about a minute."""
 CPU_TRAINING_BATCH = 32
 ACCELERATOR_TRAINING_BATCH = 256
 PREFERENCE = ("fp32", "tf32", "bf16", "fp16")
@@ -87,10 +88,10 @@ class Fitted:
     """When fitting began (time.perf_counter): the time budget counts from here."""
 
     def measure_rest(self) -> MeasureConfig:
-        """Return the measure section with what is left of the time budget, at least MIN_REST of it."""
+        """Return the measure section with what is left of the time budget, at least STEPS_SHARE of it."""
         measure = self.config.measure
         left = measure.seconds - (time.perf_counter() - self.began)
-        return measure.model_copy(update={"seconds": max(left, MIN_REST * measure.seconds)})
+        return measure.model_copy(update={"seconds": max(left, STEPS_SHARE * measure.seconds)})
 
 
 @dataclass
@@ -121,9 +122,14 @@ class Fit:
         """Return the time that is left for trials."""
         return FIT_SHARE * self.config.measure.seconds - (time.perf_counter() - self.began)
 
-    def renew(self, **results: object) -> None:
+    def needs(self, kind: str, *, complete: bool) -> bool:
+        """Return whether to take trials: there are none, or they lacked time and now have more."""
+        before = self.trials.budget_seconds.get(kind)
+        return before is None or (not complete and self.config.measure.seconds > LONGER * before)
+
+    def renew(self, kind: str, **results: object) -> None:
         """Add results to the trials, and store them in the cache folder."""
-        budget = max(self.trials.budget_seconds, self.config.measure.seconds)
+        budget = {**self.trials.budget_seconds, kind: self.config.measure.seconds}
         now = {"taken_utc": format_now(), "reused": False, "budget_seconds": budget}
         self.trials = self.trials.model_copy(update={**now, **results})
         store_trials(find_cache_file(self.config, self.device), self.trials)
@@ -170,9 +176,14 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = SINGLE_RANK, m
     fit.set("train", adapt=())
     work = count_step_work(fit.config, fit.config.train.batch_size)
     notes = [finding("recipe-note", note) for note in config.notes]
-    rows = [row for row in fit.trials.batches if row.precision == fit.config.train.precision]
-    trials = fit.trials.model_copy(update={"batches": rows}) if rows or fit.trials.precisions else None
-    return Fitted(fit.config, fit.device, work, (*notes, *fit.findings), trials, fit.began)
+    # Only what chose something: the cache may have more.
+    automatic = measured and requested == "auto"
+    rows = [row for row in fit.trials.batches if automatic and row.precision == fit.config.train.precision]
+    compared = fit.trials.precisions if config.train.precision == "auto" else []
+    trials = fit.trials.model_copy(update={"batches": rows, "precisions": compared})
+    return Fitted(
+        fit.config, fit.device, work, (*notes, *fit.findings), trials if rows or compared else None, fit.began
+    )
 
 
 def describe_source(config: Config) -> str:
@@ -288,20 +299,17 @@ def reduce_batch(fit: Fit, first: int, smallest: int) -> None:
     minutes, extrapolates the time from a small batch.
     """
     config, device, batch = fit.config, fit.device, first
-    with ExitStack() as stack:
-        on_cpu, row = device.type == "cpu", None
-        network = stack.enter_context(TrialNetwork(config, device)) if fit.measured or not on_cpu else None
+    on_cpu, precision = device.type == "cpu", config.train.precision
+    with TrialNetwork(config, device) if fit.measured or not on_cpu else nullcontext() as network:
+        small = None
+        if network and on_cpu:
+            small = time_batch(network, precision, min(first, smallest_batch(config, device)))
 
         def fits(size: int) -> bool:
-            nonlocal row
             if not _fits_memory(config, device, size):
                 return False
-            if network and (row is None or not on_cpu):
-                tried = min(size, smallest_batch(config, device)) if on_cpu else size
-                row = time_if_fits(network, config.train.precision, tried)
-                if row is None:
-                    return False
-            return not fit.measured or row is None or _fits_time(config, row, size)
+            row = small if on_cpu or network is None else time_if_fits(network, precision, size)
+            return (row is not None or on_cpu) and (not fit.measured or row is None or _fits_time(config, row, size))
 
         while not fits(batch):
             if batch <= smallest:
@@ -319,42 +327,50 @@ def choose_batch(fit: Fit) -> Steps[None]:
     """Choose the smallest batch size within 3 % of the fastest, of those whose steps fit into the time budget."""
     config, device, precision = fit.config, fit.device, fit.config.train.precision
     rows = [row for row in fit.trials.batches if row.precision == precision]
-    longer = fit.trials.ended.get(precision) == "time" and config.measure.seconds > LONGER * fit.trials.budget_seconds
-    if not rows or longer:
-        if device.type == "cpu":
-            check_memory(config, device, smallest_batch(config, device))
-        with TrialNetwork(config, device) as network:
-            start = smallest_batch(config, device)
-            if device.type != "cpu":
-                start = network.find_start(precision, start)
-            sizes = (start * 2**power for power in itertools.count())
-            fits = partial(_fits_memory, config, device, counted=start)
-            rows, ended = yield from try_batches(network, precision, sizes, fits, fit.seconds_left())
+    if fit.needs(precision, complete=fit.trials.ended.get(precision) != "time"):
+        start = find_start(config, device)
         others = [row for row in fit.trials.batches if row.precision != precision]
-        fit.renew(batches=[*others, *rows], ended={**fit.trials.ended, precision: ended})
-    best = find_knee(rows)
-    chosen = find_knee([row for row in rows if _fits_time(config, row, row.batch_size)] or rows[:1])
-    if chosen.images_per_second >= best.images_per_second * NEAR_BEST:
-        best = chosen
-    if chosen is not best:
+        with TrialNetwork(config, device) as network:
+            yield Progress(f"trying batch sizes: {start}")
+            first = find_first(network, precision, start)
+            fits = partial(_fits_memory, config, device, counted=start)
+            rows, ended = yield from try_batches(network, first, fits, fit.seconds_left())
+        fit.renew(precision, batches=[*others, *rows], ended={**fit.trials.ended, precision: ended})
+    fitting = [row for row in rows if _fits_time(config, row, row.batch_size)] or rows[:1]
+    chosen = find_knee(fitting)
+    while chosen is not rows[0] and not _fits_memory(config, device, chosen.batch_size):  # less may be free today
+        fitting = fitting[: fitting.index(chosen)]
+        chosen = find_knee(fitting)
+    best = max(rows, key=lambda row: row.images_per_second)
+    hint = f"measure the faster one: --set measure.seconds={ask_seconds(config, find_knee(rows))}"
+    if chosen.images_per_second < NEAR_BEST * best.images_per_second:
         slower = format_percent(1 - chosen.images_per_second / best.images_per_second, 0)
-        needed = math.ceil(WANTED_STEPS * best.step_seconds * config.train.accumulate / steps_share(config) / 10) * 10
-        message = f"using {format_count(chosen.batch_size, 'image')} per step instead of {best.batch_size}, so that "
-        message += f"{WANTED_STEPS} steps fit into the time: {slower} slower"
-        fit.report("batch-limited", message, hint=f"measure the faster one: --seconds {needed}")
+        instead = f"{format_count(chosen.batch_size, 'image')} per step instead of {best.batch_size}"
+        message = f"using {instead}, which do not fit into the time or the free memory: {slower} slower"
+        fit.report("batch-limited", message, hint)
     elif fit.trials.ended.get(precision) == "time":
         message = f"batch sizes above {rows[-1].batch_size} were not tried for lack of time and may be faster"
         if len(rows) > 1:
             gain = rows[-1].images_per_second / rows[-2].images_per_second - 1
             message += f": the last doubling gained {format_percent(gain, 0)}"
-        fit.report("batch-limited", message, hint=f"--seconds {math.ceil(3 * config.measure.seconds)}")
-    choice = {"best_batch_size": best.batch_size, "chosen_batch_size": chosen.batch_size}
-    fit.trials = fit.trials.model_copy(update=choice)
+        hint = f"try them: --set measure.seconds={math.ceil(3 * config.measure.seconds)}"
+        fit.report("batch-limited", message, hint)
+    fit.trials = fit.trials.model_copy(update={"chosen_batch_size": chosen.batch_size})
     fit.set("train", batch_size=chosen.batch_size)
 
 
-def steps_share(config: Config) -> float:
-    return STEPS_SHARE if config.data.source == "synthetic" else STEPS_SHARE_FILES
+def find_start(config: Config, device: torch.device) -> int:
+    """Return the first batch size to try: the smallest worthwhile one, or one that fits into memory."""
+    size = smallest_batch(config, device)
+    while size > 2 and not _fits_memory(config, device, size):
+        size //= 2
+    check_memory(config, device, size)
+    return size
+
+
+def ask_seconds(config: Config, row: BatchTrial) -> int:
+    """Return the time budget into which enough steps of a batch size fit, in tens of seconds."""
+    return math.ceil(WANTED_STEPS * row.step_seconds * config.train.accumulate / STEPS_SHARE / 10) * 10
 
 
 def _fits_time(config: Config, row: BatchTrial, size: int) -> bool:
@@ -363,7 +379,7 @@ def _fits_time(config: Config, row: BatchTrial, size: int) -> bool:
     if config.measure.iterations is not None and not config.train.adapt:
         return True
     seconds = row.step_seconds * size / row.batch_size * config.train.accumulate
-    return seconds * WANTED_STEPS <= steps_share(config) * config.measure.seconds
+    return seconds * WANTED_STEPS <= STEPS_SHARE * config.measure.seconds
 
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
@@ -388,8 +404,8 @@ def needed_bytes(config: Config, device: torch.device, batch: int, counted: int 
 
 
 def _fits_memory(config: Config, device: torch.device, batch: int, counted: int | None = None) -> bool:
-    free = devices.free_bytes(device)
-    return free is None or needed_bytes(config, device, batch, counted) <= free
+    free, sharing = devices.free_bytes(device), count_local_ranks() if device.type == "cpu" else 1
+    return free is None or needed_bytes(config, device, batch, counted) <= free / sharing
 
 
 def fit_precision(fit: Fit) -> Steps[None]:
@@ -406,21 +422,25 @@ def fit_precision(fit: Fit) -> Steps[None]:
         fit.report("precision-chosen", "using fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)")
         return
     names = [name for name in PREFERENCE if name in {*candidates, requested}]
-    trials, seconds = fit.trials, config.measure.seconds
-    known = {trial.name for trial in trials.precisions} >= set(names)
-    if not known or (not trials.decided and seconds > LONGER * trials.budget_seconds):
-        turns = yield from try_precisions(config, device, names, PRECISION_SHARE * seconds)
-        found, fastest, decided = summarise_turns(turns, names)
-        batch = max(turn.batch_size for turn in turns)
-        fit.renew(precisions=found, precision=fastest, decided=decided, precision_batch_size=batch)
-    trials = fit.trials
-    choice, trial = trials.precision, next((trial for trial in trials.precisions if trial.name == requested), None)
-    if trial is None:
-        undecided = "" if trials.decided else ", undecided"
-        message = f"using {choice}{undecided}: {trials.describe_precisions()} ({trials.taken})"
+    known = {trial.name for trial in fit.trials.precisions} >= set(names)
+    complete = known and choose_precision(fit.trials.precisions, candidates)[1]
+    if not known or fit.needs("precision", complete=complete):
+        # On a CPU two images per thread: with one, converting weights is a large part of a step.
+        size = find_start(config, device) * (2 if device.type == "cpu" else 1)
+        sized = change_section(config, "train", batch_size=size)
+        turns = yield from try_precisions(sized, device, names, PRECISION_SHARE * config.measure.seconds)
+        found = summarise_turns(turns, names)
+        if found[0].ratio is None:
+            raise MachineError(f"the trial of {names[0]} did not run: {found[0].failure}", hint="trainstone doctor")
+        fit.renew("precision", precisions=found)
+    choice, decided = choose_precision(fit.trials.precisions, candidates)
+    if requested == "auto":
+        undecided, trials = "" if decided else ", undecided", fit.trials
         fit.set("train", precision=choice)
+        message = f"using {choice}{undecided}: {trials.describe_precisions()} ({trials.taken})"
         fit.report("precision-chosen", message)
         return
+    trial = next(trial for trial in fit.trials.precisions if trial.name == requested)
     slow = trial.ratio is not None and (trial.ci95[1] if trial.ci95 else trial.ratio) < 1
     message = f"{trial.describe()} on this device"
     if (slow or trial.failure) and "precision" in config.train.adapt:
@@ -436,20 +456,21 @@ def fit_compile(fit: Fit) -> Steps[None]:
     """Resolve engine.compile = auto: true if a trial shows that it is faster; training does not compile."""
     if fit.config.engine.compile != "auto":
         return
-    precision, batch, trial = fit.config.train.precision, fit.config.train.batch_size, fit.trials.compile
+    precision, batch, budget = fit.config.train.precision, fit.config.train.batch_size, fit.config.measure.seconds
+    name, trial = f"torch.compile ({precision}, batch {batch})", fit.trials.compile
     possible = fit.device.type != "cpu" or shutil.which("g++") or shutil.which("clang++")
-    if fit.measured and trial is None and possible and fit.seconds_left() >= COMPILE_SECONDS:
+    if fit.measured and possible and budget >= COMPILE_SECONDS and (trial is None or trial.name != name):
         yield Progress("trying torch.compile")
         with TrialNetwork(fit.config, fit.device) as network:
 
-            def time_turn(name: str) -> float:
-                return network.time_turn(precision, batch, compiled=name == "compile")
+            def time_turn(which: str) -> float:
+                return network.time_turn(precision, batch, compiled=which == name)
 
-            turns = list(alternate(time_turn, ["eager", "compile"], math.inf))
-        trial = summarise_turns(turns, ["eager", "compile"])[0][1]
-        fit.renew(compile=trial)
-    wins = bool(fit.measured and trial and trial.ci95 and trial.ci95[0] > MIN_GAIN)
+            turns = list(alternate(time_turn, ["eager", name], max(fit.seconds_left(), 0.1 * budget)))
+        trial = summarise_turns(turns, ["eager", name])[1]
+        fit.renew("compile", compile=trial)
+    wins = bool(fit.measured and trial and trial.name == name and trial.ci95 and trial.ci95[0] > MIN_GAIN)
     fit.set("engine", compile=wins)
-    if trial and fit.measured:
+    if trial and trial.name == name and fit.measured:
         message = f"{'using' if wins else 'not using'} torch.compile: {trial.describe('eager')} ({fit.trials.taken})"
         fit.report("compile-chosen", message)

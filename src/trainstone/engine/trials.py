@@ -9,13 +9,14 @@ import hashlib
 import json
 import logging
 import math
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +34,10 @@ from trainstone.engine.loop import train_steps
 from trainstone.engine.network import apply_process_settings, compile_model
 from trainstone.engine.optim import LossScale
 from trainstone.engine.task import build_task
-from trainstone.errors import ResultError, TrainstoneError
+from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
 from trainstone.files import cache_folder, write_atomically
-from trainstone.machine.allocator import keeps_memory, release_free_memory
-from trainstone.machine.cpus import memory_limit_bytes, read_cpuinfo, restore_affinity
+from trainstone.machine.allocator import release_free_memory
+from trainstone.machine.cpus import available_cores, memory_limit_bytes, read_cpuinfo, restore_affinity
 from trainstone.machine.ranks import SINGLE_RANK, count_local_ranks
 from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
@@ -50,30 +51,30 @@ log = logging.getLogger(__name__)
 # would choose, and two runs on one machine would differ.
 MIN_GAIN = 1.05
 MIN_ROUNDS, MAX_ROUNDS = 6, 60  # six pairs are the fewest with a 95 % interval
-MAX_FIRST_STEP = 3.0
-"""A precision whose first step takes so many times as long as fp32's is emulated, and not tried further."""
+MAX_FIRST_TURN = 3.0
+"""A precision whose first turn takes so many times as long as fp32's is emulated, and not tried further."""
 MIN_RISE = 1.03
 """A larger batch is tried as long as the last one was faster by this factor."""
 NEAR_BEST = 0.97
-MIN_TURNS, MAX_TURNS, TURNS_SECONDS = 2, 20, 0.4
-"""Timed turns of a batch size: at least two, and more within TURNS_SECONDS."""
+MIN_TURNS, MAX_TURNS, TURNS_SECONDS = 3, 20, 0.4
+"""Timed turns of a batch size: at least three, of which a disturbance may slow two; more within TURNS_SECONDS."""
 COST_IN_TURNS = 2 + MIN_TURNS
 """Time of a batch size's trial in turns: the first one allocates memory and takes up to twice as long."""
-CHILD_START_SECONDS = 60.0
+CHILD_SECONDS = 60.0
 """How long a child process may take beyond its budget: it imports torch and runs first steps."""
-KEY_SECTIONS = ("model", "detect", "augment", "optimizer", "train", "parallel", "engine")
-NOT_STORED = {"reused", "chosen_batch_size", "best_batch_size"}
-CHOSEN_KEYS = {"train": {"batch_size", "precision", "adapt", "accumulate"}, "engine": {"compile"}}
+MARK = "turn "
+"""Begins a line of the child process that is a Turn; libraries may print others."""
+VARIABLES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "LD_PRELOAD")
+"""Environment variables that change the speed."""
 
 
 class Turn(NamedTuple):
-    """A timed turn of one choice. Round 0 is its first; without seconds it is about to start, or failed."""
+    """A turn of one choice; number 0 is its first. Without seconds and failure it is about to start."""
 
     name: str
-    round: int
+    number: int
     seconds: float | None = None
     failure: str | None = None
-    batch_size: int = 0
 
 
 class TrialNetwork:
@@ -86,7 +87,8 @@ class TrialNetwork:
         self._config = change_section(config, "train", accumulate=1, batch_size=1, precision="fp32")
         self._task = build_task(self._config, device)
         self._device, self._timer = device, choose_timer(device)
-        self.steps_per_turn = 1 if device.type == "cpu" else 5
+        self.steps_per_turn = 1 if device.type == "cpu" else 3
+        self._scales: dict[str, LossScale] = {}
         self._compiled: nn.Module | None = None
 
     def __enter__(self) -> "TrialNetwork":
@@ -105,29 +107,18 @@ class TrialNetwork:
         called = self._compiled if compiled and self._compiled is not None else self._task.plain
         batches = WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), SINGLE_RANK, 0)
         scale = batch_size if config.train.loss_scale == "batch" else config.train.loss_scale
+        # A new dynamic scale would skip its first updates.
+        scaled = self._scales.setdefault(precision, LossScale(device, precision, scale))
         task = replace(
             self._task,
             model=called,
             autocast=lambda: devices.autocast(device, precision),
-            scale=LossScale(device, precision, scale),
+            scale=scaled,
             batches=prefetch_to_device(batches, device),
             images_per_step=batch_size,
         )
         steps = train_steps(task, self._timer, num_steps=self.steps_per_turn)
         return statistics.fmean(record.step_seconds for record in steps)
-
-    def find_start(self, precision: str, batch_size: int) -> int:
-        """Return the batch size, halved until a step fits into the memory of the device."""
-        while True:
-            try:
-                self.time_turn(precision, batch_size)
-            except RuntimeError as err:
-                if not devices.is_out_of_memory(err) or batch_size <= 2:
-                    raise
-            else:
-                return batch_size
-            batch_size //= 2
-            release_memory(self._device)
 
 
 def release_memory(device: torch.device) -> None:
@@ -147,50 +138,49 @@ def smallest_batch(config: Config, device: torch.device) -> int:
     return min(64, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
 
 
-def alternate(
-    time_turn: Callable[[str], float], names: Sequence[str], end: float, max_first: float = math.inf
-) -> Iterator[Turn]:
-    """Take turns (A B B A) until the intervals allow a choice, or until `end` on the clock.
+def alternate(time_turn: Callable[[str], float], names: Sequence[str], seconds: float) -> Iterator[Turn]:
+    """Take turns (A B B A) until the intervals of the ratios to the first choice lie above or below MIN_GAIN.
 
-    A choice that fails, or whose first turn takes `max_first` times as long as the first one's, gets no further turns.
+    Ends after `seconds` with at least MIN_ROUNDS, and after twice the time in any case. A choice that fails, or whose
+    first turns are far too slow, gets no further ones. Each turn is announced: it may crash the process.
     """
+    begin = time.perf_counter()
     times: dict[str, list[float]] = {}
     first: list[float] = []
     for name in names:
-        yield Turn(name, 0)  # the next turn may crash the process
+        yield Turn(name, 0)
         try:
-            first.append(time_turn(name))
+            taken = time_turn(name)
+            # It may have compiled or tuned kernels: if there is time, a second one decides.
+            if first and taken > MAX_FIRST_TURN * first[0] and time.perf_counter() - begin + taken < seconds:
+                taken = min(taken, time_turn(name))
         except (RuntimeError, TrainstoneError) as err:
             yield Turn(name, 0, failure=str(err).strip().splitlines()[0])
             continue
-        if first[-1] <= max_first * first[0]:
+        first.append(taken)
+        if taken <= MAX_FIRST_TURN * first[0]:
             times[name] = []
-        yield Turn(name, 0, first[-1])
-    for number in range(MAX_ROUNDS if len(times) > 1 else 0):
+        yield Turn(name, 0, taken)
+    for number in range(1, MAX_ROUNDS if len(times) > 1 else 1):
         for name in list(times)[:: 1 if number % 2 else -1]:
-            seconds = time_turn(name)
-            if number:  # the first round warms up
-                times[name].append(seconds)
-                yield Turn(name, number, seconds)
-        if number and (choose_fastest(times)[1] or time.perf_counter() > end):
+            yield Turn(name, number)
+            times[name].append(time_turn(name))
+            yield Turn(name, number, times[name][-1])
+        base, *others = times.values()
+        intervals = [compare_speed(base, other)[1] for other in others]
+        decided = all(ends and (ends[0] > MIN_GAIN or ends[1] < MIN_GAIN) for ends in intervals)
+        if decided or time.perf_counter() - begin > (seconds if number >= MIN_ROUNDS else 2 * seconds):
             return
 
 
 def alternate_precisions(config: Config, device: torch.device, names: Sequence[str], seconds: float) -> Iterator[Turn]:
-    """Train at each precision in turn, with as many images per step as the time allows."""
-    end, spent = time.perf_counter() + seconds, 0.0
+    """Train at each precision in turn, with the batch size of `config` or as much of it as fits into memory."""
     with TrialNetwork(config, device) as network:
-        batch = network.find_start(names[0], smallest_batch(config, device))
-        largest = 16 if device.type == "cpu" else 256  # large batches are closer to the speed of a run
-        time_turn = lambda name: network.time_turn(name, batch)  # noqa: E731  the batch grows
-        for turn in alternate(time_turn, names, end, MAX_FIRST_STEP):
-            yield turn._replace(batch_size=batch)
-            if turn.round == 0:
-                spent += turn.seconds or 0.0
-                done = turn.name == names[-1] and (turn.seconds or turn.failure)
-                # Half of the time is kept for disturbed turns.
-                while done and batch < largest and spent * 4 * MIN_ROUNDS < (end - time.perf_counter()):
-                    batch, spent = batch * 2, spent * 2
+        size = config.train.batch_size
+        assert size != "auto"  # engine/fit.py has chosen it
+        if device.type != "cpu":
+            size = find_first(network, names[0], size).batch_size
+        yield from alternate(lambda name: network.time_turn(name, size), names, seconds)
 
 
 def compare_speed(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
@@ -207,37 +197,37 @@ def compare_speed(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, 
     return statistics.median(ratios), (ratios[cut - 1], ratios[count - cut]) if cut else None
 
 
-def choose_fastest(times: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
-    """Return the first name that none is faster than by MIN_GAIN, and whether the intervals decide so."""
-
-    def gain(slow: str, fast: str) -> tuple[float, float]:
-        return compare_speed(times[slow], times[fast])[1] or (0.0, math.inf)
-
-    names = list(times)
-    choice = names[0]
-    for name in names[1:]:
-        if gain(choice, name)[0] > MIN_GAIN:
-            choice = name
-    at = names.index(choice)
-    slower = all(gain(name, choice)[0] > MIN_GAIN for name in names[:at])
-    return choice, slower and all(gain(choice, name)[1] < MIN_GAIN for name in names[at + 1 :])
-
-
-def summarise_turns(turns: Sequence[Turn], names: Sequence[str]) -> tuple[list[SpeedTrial], str, bool]:
-    """Return what the turns show about each choice, the fastest, and whether the intervals decide so."""
-    first = {turn.name: turn for turn in turns if turn.round == 0}
-    times = {name: [turn.seconds for turn in turns if turn.round and turn.name == name] for name in names}
-    base = next((name for name in names if first[name].seconds), names[0])
+def summarise_turns(turns: Sequence[Turn], names: Sequence[str]) -> list[SpeedTrial]:
+    """Return what the turns show about each choice relative to the first one that works."""
+    failures = {turn.name: turn.failure for turn in turns if turn.failure}
+    times: dict[str, list[list[float]]] = {name: [[], []] for name in names}  # of first turns, and of rounds
+    for turn in turns:
+        if turn.seconds and turn.name not in failures:
+            times[turn.name][turn.number > 0].append(turn.seconds)
+    base = next((name for name in names if times[name][0]), names[0])
     found = []
     for name in names:
-        ratio, ci95 = None, None
-        if first[name].seconds:
-            rounds = times if times[name] else {each: [first[each].seconds] for each in (base, name)}
-            ratio, ci95 = compare_speed(rounds[base], rounds[name])
-        trial = SpeedTrial(name=name, ratio=ratio, ci95=ci95 if name != base else None, failure=first[name].failure)
-        found.append(trial)
-    live = {name: times[name] for name in names if times[name] and not first[name].failure}
-    return found, *(choose_fastest(live) if live else (base, True))
+        rounds = bool(times[name][1])
+        ratio, ci95 = compare_speed(times[base][rounds], times[name][rounds]) if times[name][0] else (None, None)
+        failure = failures.get(name, "no turn ended in time") if ratio is None else None
+        found.append(SpeedTrial(name=name, ratio=ratio, ci95=ci95 if name != base else None, failure=failure))
+    return found
+
+
+def choose_precision(found: Sequence[SpeedTrial], candidates: Sequence[str]) -> tuple[str, bool]:
+    """Return the fastest candidate, and whether the intervals decide so; of almost equal ones the first.
+
+    The first of all is the base, fp32.
+    """
+    choice, undecided = found[0], False
+    for trial in found[1:]:
+        if trial.name not in candidates or trial.ratio is None:
+            continue
+        low, high = trial.ci95 or ((0.0, 0.0) if trial.ratio < 1 / MAX_FIRST_TURN else (0.0, math.inf))
+        undecided = undecided or low <= MIN_GAIN <= high
+        if low > MIN_GAIN and trial.ratio > MIN_GAIN * (choice.ratio or 0.0):
+            choice = trial
+    return choice.name, choice is not found[0] or not undecided
 
 
 def try_precisions(
@@ -250,9 +240,8 @@ def try_precisions(
         with closing(run(config, device, live, max(1.0, end - time.perf_counter()))) as running:
             for turn in running:
                 turns.append(turn)
-                rate = turn.batch_size / turn.seconds if turn.seconds else None
-                yield Progress(f"comparing precisions: {turn.name}", images_per_second=rate)
-        if not turns[-1].failure or len(live) <= 2:
+                yield Progress(f"comparing precisions: {turn.name}")
+        if not turns or not turns[-1].failure or len(live) <= 2:
             return turns
         live.remove(turns[-1].name)
 
@@ -261,81 +250,68 @@ def run_child(config: Config, device: torch.device, names: Sequence[str], second
     """Run alternate_precisions in a child process; if that crashes, the last turn says so."""
     command = [sys.executable, "-P", "-m", "trainstone.engine.trials", str(device), ",".join(names)]
     command.append(str(time.time() + seconds))  # importing torch counts, too
-    last, text = Turn(names[0], 0), config.model_dump_json()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    last, text = Turn(names[0], 0), "failed without a message"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     # A new session: a Ctrl-C must not reach the child and look like a precision that crashed.
     with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as child:
-        timeout = threading.Timer(seconds + CHILD_START_SECONDS, child.kill)
+        timeout = threading.Timer(seconds + CHILD_SECONDS, child.kill)
         timeout.start()
         try:
-            assert child.stdin and child.stdout and child.stderr  # noqa: PT018
+            assert child.stdin and child.stdout  # noqa: PT018
             with suppress(BrokenPipeError):
-                child.stdin.write(text)
+                child.stdin.write(config.model_dump_json())
                 child.stdin.close()
             for line in child.stdout:
-                last = Turn(*json.loads(line))
-                yield last
-            errors = child.stderr.read().strip().splitlines() or ["failed without a message"]
+                if line.startswith(MARK):
+                    last = Turn(*json.loads(line.removeprefix(MARK)))
+                    yield last
+                else:
+                    text = line.strip() or text  # a library's, or the last line of a traceback
             child.wait()
         finally:
             timeout.cancel()
             child.kill()
-    if child.returncode:
-        crash = f"crashed: {signal.strsignal(-child.returncode)}" if child.returncode < 0 else errors[-1]
-        yield last._replace(round=0, seconds=None, failure=crash)
+    # SIGKILL comes from the timer or from outside, and does not show what the precision can do.
+    if child.returncode not in (0, -signal.SIGKILL):
+        crash = f"crashed: {signal.strsignal(-child.returncode)}" if child.returncode < 0 else text
+        yield Turn(last.name, last.number, failure=crash)
 
 
 def try_batches(
-    network: TrialNetwork,
-    precision: str,
-    sizes: Iterable[int],
-    fits: Callable[[int], bool],
-    seconds: float,
+    network: TrialNetwork, first: BatchTrial, fits: Callable[[int], bool], seconds: float
 ) -> Generator[Progress, None, tuple[list[BatchTrial], Literal["knee", "memory", "time"]]]:
-    """Time one batch size after the other, as long as the speed rises; return the trials and why they ended."""
-    rows, end = list[BatchTrial](), time.perf_counter() + seconds
-    for size in sizes:
+    """Double the batch size as long as the speed rises; return the trials and why they ended."""
+    rows, end = [first], time.perf_counter() + seconds
+    while True:
+        last, size = rows[-1], 2 * rows[-1].batch_size
+        if len(rows) > 1 and last.images_per_second <= MIN_RISE * max(row.images_per_second for row in rows[:-1]):
+            return rows, "knee"
         if not fits(size):
             return rows, "memory"
-        if rows:
-            turn = rows[-1].median_step_seconds * size / rows[-1].batch_size * network.steps_per_turn
-            if time.perf_counter() + COST_IN_TURNS * turn > end:
-                return rows, "time"
-        yield Progress(f"trying batch sizes: {size}", images_per_second=rows[-1].images_per_second if rows else None)
-        row = time_if_fits(network, precision, size)
+        if time.perf_counter() + COST_IN_TURNS * 2 * last.step_seconds * network.steps_per_turn > end:
+            return rows, "time"
+        yield Progress(f"trying batch sizes: {size}", images_per_second=last.images_per_second)
+        row = time_if_fits(network, last.precision, size)
         if row is None:
             return rows, "memory"
         rows.append(row)
-        if not rises(rows):
-            # A disturbance would look the same: time those again whose turns differ.
-            for number in (-2, -1):
-                differ = rows[number].median_step_seconds > MIN_RISE * rows[number].step_seconds
-                if not differ or time.perf_counter() > end:
-                    continue
-                again = time_batch(network, precision, rows[number].batch_size, warm=False)
-                rows[number] = min(rows[number], again, key=lambda row: row.step_seconds)
-            if not rises(rows):
-                return rows, "knee"
-    return rows, "knee"
 
 
-def rises(rows: Sequence[BatchTrial]) -> bool:
-    rates = [row.images_per_second for row in rows]
-    return len(rates) < 2 or rates[-1] > MIN_RISE * max(rates[:-1])
+def find_first(network: TrialNetwork, precision: str, size: int) -> BatchTrial:
+    """Time a batch size, halved until it fits into the memory of the device."""
+    while (row := time_if_fits(network, precision, size)) is None:
+        if size <= 2:
+            raise OutOfMemoryError(f"out of memory: not even {size} images fit into the memory of the device")
+        size //= 2
+    return row
 
 
-def time_batch(network: TrialNetwork, precision: str, size: int, *, warm: bool = True) -> BatchTrial:
-    if warm:
-        network.time_turn(precision, size)
+def time_batch(network: TrialNetwork, precision: str, size: int) -> BatchTrial:
+    network.time_turn(precision, size)
     begin, seconds = time.perf_counter(), list[float]()
     while len(seconds) < MIN_TURNS or (len(seconds) < MAX_TURNS and time.perf_counter() - begin < TURNS_SECONDS):
         seconds.append(network.time_turn(precision, size))
-    return BatchTrial(
-        precision=precision,
-        batch_size=size,
-        step_seconds=min(seconds),
-        median_step_seconds=statistics.median(seconds),
-    )
+    return BatchTrial(precision=precision, batch_size=size, step_seconds=min(seconds))
 
 
 def time_if_fits(network: TrialNetwork, precision: str, size: int) -> BatchTrial | None:
@@ -356,16 +332,17 @@ def find_knee(rows: Sequence[BatchTrial]) -> BatchTrial:
 
 def find_cache_file(config: Config, device: torch.device) -> Path:
     """Return the file of the trials of this machine, software and recipe; batch size and precision do not matter."""
-    info = read_cpuinfo()
-    document = config.model_dump(mode="json", exclude=CHOSEN_KEYS)
+    info, model, train, engine = read_cpuinfo(), config.model, config.train, config.engine
     key = {
         "software": [__version__, torch.__version__],
         "cpu": [info.get("model name"), info.get("flags") or info.get("Features")],
-        "cores": [config.engine.threads, count_local_ranks()],
-        "memory": [memory_limit_bytes(), psutil.virtual_memory().total],
-        "allocator": keeps_memory(),
-        "device": [device.type, *(devices.name_device(torch.device(name)) for name in devices.list_devices())],
-        "recipe": [config.workload, config.data.image_size, *(document[name] for name in KEY_SECTIONS)],
+        "cores": [engine.threads, available_cores().threads, count_local_ranks()],
+        "memory": [memory_limit_bytes(), round(psutil.virtual_memory().total / 2**30)],
+        "device": [device.type, devices.name_device(device)],
+        "environment": [os.environ.get(name) for name in VARIABLES],
+        "recipe": [config.workload, config.data.image_size, config.optimizer.name, train.mixup, train.ema],
+        "model": model.model_dump(mode="json", exclude={"pretrained"}),
+        "engine": [engine.channels_last, engine.cudnn_benchmark, engine.deterministic, engine.keep_memory],
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / "trials" / f"{name}.json"
@@ -381,7 +358,9 @@ def read_trials(file: Path) -> Trials | None:
 def store_trials(file: Path, trials: Trials) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, trials.model_dump_json(indent=1, exclude_none=True, exclude=NOT_STORED))
+        write_atomically(
+            file, trials.model_dump_json(indent=1, exclude_none=True, exclude={"reused", "chosen_batch_size"})
+        )
     except (OSError, ResultError) as err:
         log.info("cannot store trials in %s: %s", file, err)
 
@@ -391,5 +370,5 @@ if __name__ == "__main__":
     requested = Config.model_validate_json(sys.stdin.read())
     left = float(sys.argv[3]) - time.time()
     for turn in alternate_precisions(requested, torch.device(sys.argv[1]), sys.argv[2].split(","), left):
-        sys.stdout.write(json.dumps(turn) + "\n")
+        sys.stdout.write(f"{MARK}{json.dumps(turn)}\n")
         sys.stdout.flush()

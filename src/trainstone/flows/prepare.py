@@ -1,6 +1,7 @@
 """Prepare a run on all ranks before its first step: generate data, fit the recipe, open original outputs."""
 
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,6 @@ from trainstone.originals.output_file import RankPlacement, RunFacts
 from trainstone.originals.registry import list_writers
 from trainstone.results.progress import Progress
 from trainstone.workloads.registry import WORKLOADS
-
-AGREED = ("batch_size", "precision")
-"""Keys of section train that are the same on all ranks."""
 
 
 def find_placements(world: World) -> tuple[RankPlacement, ...]:
@@ -57,15 +55,29 @@ def fit_on_all_ranks(
     """Fit the recipe to this machine; all ranks use rank 0's precision and the smallest batch size of any rank."""
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
-    fitted = yield from fit_to_machine(config, strict=strict, world=life.rank, measured=measured)
+    with closing(fit_to_machine(config, strict=strict, world=life.rank, measured=measured)) as fitting:
+        while True:
+            try:
+                yield next(fitting)
+            except StopIteration as end:
+                fitted: Fitted = end.value
+                break
+            if life.world.is_single_rank:  # other ranks are at another point of their trials
+                life.check_stop()
     if life.world.is_single_rank:
         return fitted
-    found = gather(life.world, {"batch_size": fitted.config.train.batch_size})
-    smallest = min(int(one["batch_size"]) for one in found) if found else None
-    agreed = use_values_of_rank_0(change_section(fitted.config, "train", batch_size=smallest), life.world, *AGREED)
-    compiled = broadcast_dict(life.world, {"compile": agreed.engine.compile})
-    agreed = change_section(agreed, "engine", **compiled)
-    return replace(fitted, config=agreed, work=count_step_work(agreed, agreed.train.batch_size))
+    train, engine = fitted.config.train, fitted.config.engine
+    found = gather(life.world, {"batch_size": train.batch_size}) or [{}]
+    smallest = min(one.get("batch_size", 0) for one in found)
+    agreed = broadcast_dict(
+        life.world, {"batch_size": smallest, "precision": train.precision, "compile": engine.compile}
+    )
+    config = change_section(fitted.config, "engine", compile=agreed.pop("compile"))
+    config = change_section(config, "train", **agreed)
+    trials = fitted.trials
+    if trials and trials.chosen_batch_size:
+        trials = trials.model_copy(update={"chosen_batch_size": agreed["batch_size"]})
+    return replace(fitted, config=config, work=count_step_work(config, agreed["batch_size"]), trials=trials)
 
 
 def start_measurement(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, tuple[Fitted, OpenSplit | None]]:

@@ -87,11 +87,11 @@ CODES = {
     "batch-limited": FindingCode(
         "A larger batch would be faster, or may be: too few of its steps fit into the time budget, or there was no "
         "time to try it.",
-        "give it more time: --seconds 300",
+        "give it more time: --set measure.seconds=300",
     ),
-    "trials-repeated": FindingCode(
+    "trials-outdated": FindingCode(
         "The steps took more than 10 % longer, or less, than in the stored trials that chose precision and batch size: "
-        "something has changed, or the machine was busy. The trials were repeated, for the next run.",
+        "something has changed, or the machine was busy. The next run takes the trials again.",
         "run again: trainstone bench",
     ),
     "batch-fitted": FindingCode(

@@ -24,15 +24,15 @@ def test_fit_on_all_ranks_takes_smallest_batch_and_precision_of_rank_0(monkeypat
 
     def broadcast(_world, document):
         sent.append(document)
-        return {"batch_size": 8, "precision": "fp32"} if "batch_size" in document else document
+        return {"batch_size": 8, "precision": "fp32", "compile": True}
 
     monkeypatch.setattr(prepare, "fit_to_machine", fit)
     monkeypatch.setattr(prepare, "gather", lambda *_: [{"batch_size": 64}, {"batch_size": 16}, {"batch_size": 8}])
     monkeypatch.setattr(prepare, "broadcast_dict", broadcast)
     life = SimpleNamespace(world=SimpleNamespace(is_single_rank=False), rank=None, check_stop=lambda: None)
     fitted = finish(prepare.fit_on_all_ranks(life, config, strict=False))
-    assert sent[0]["batch_size"] == 8
+    assert sent == [{"batch_size": 8, "precision": "bf16", "compile": False}]
     train = fitted.config.train
-    assert (train.batch_size, train.precision) == (8, "fp32")
+    assert (train.batch_size, train.precision, fitted.config.engine.compile) == (8, "fp32", True)
     # FLOPs are those of the agreed batch: utilisation divides them by it.
     assert fitted.work == count_step_work(change_section(config, "train", batch_size=8, precision="fp32"), 8)

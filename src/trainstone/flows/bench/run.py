@@ -9,12 +9,13 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
-from trainstone.config.schema import MeasureConfig, change_section
+from trainstone.config.schema import MeasureConfig
 from trainstone.engine.distributed.stop_agreement import StopAgreement
-from trainstone.engine.fit import Fitted, fit_to_machine
+from trainstone.engine.fit import Fitted
 from trainstone.engine.loop import train_steps
 from trainstone.engine.task import Task, build_task
-from trainstone.engine.training_data import IMAGENET_IMAGES, resolve_num_classes
+from trainstone.engine.training_data import IMAGENET_IMAGES
+from trainstone.engine.trials import find_cache_file
 from trainstone.flows.bench.comm_cost import measure_gradient_sync
 from trainstone.flows.bench.input_baselines import (
     FILE_NAME,
@@ -38,7 +39,7 @@ from trainstone.results.schema.run import Status
 from trainstone.stats.throughput import MIN_STEADY_STEPS
 
 TRIAL_TOLERANCE = 1.1
-"""A run whose steps take longer than in its trial by this factor, or less, repeats the trials."""
+"""If the steps of a run take longer than in its trial by this factor, or less, something has changed."""
 
 
 def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Status]:
@@ -78,31 +79,27 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
         conclude(life, fitted, recorder, observed, SideMeasurements(task.loader, baselines, communication))
         for sink in originals:
             sink.finish(run.result.status)
-    yield from repeat_trials(life, fitted)
+    check_trials(life, fitted)
     run.update()  # which lists files
     return run.result.status
 
 
-def repeat_trials(life: Lifecycle, fitted: Fitted) -> Iterator[Progress]:
-    """Repeat stored trials that disagree with the speed of this run, for the next one, and say so in a finding."""
+def check_trials(life: Lifecycle, fitted: Fitted) -> None:
+    """Remove stored trials that disagree with the speed of this run, so that the next one takes them again."""
     result, trials, config = life.run.result, fitted.trials, fitted.config
-    engine, precision = config.engine, config.train.precision
-    if not (trials and trials.reused and result.throughput and result.step_seconds and result.status == "ok"):
+    engine, steps, throughput = config.engine, result.step_seconds, result.throughput
+    if not (trials and trials.reused and steps and throughput and throughput.num_steps >= MIN_STEADY_STEPS):
         return
-    rows = [row for row in trials.batches if (row.precision, row.batch_size) == (precision, trials.chosen_batch_size)]
+    rows = [row for row in trials.batches if row.batch_size == trials.chosen_batch_size]
     different = engine.compile or engine.cuda_graphs or engine.split_phases or config.data.source != "synthetic"
-    if not rows or different or result.throughput.num_steps < MIN_STEADY_STEPS or not life.world.is_single_rank:
+    if not rows or different or not life.world.is_single_rank:
         return
-    times = result.step_seconds.median / (rows[0].median_step_seconds * config.train.accumulate)
-    if 1 / TRIAL_TOLERANCE <= times <= TRIAL_TOLERANCE:
-        return
-    yield Progress("repeating the trials")
-    requested = change_section(resolve_num_classes(life.config, None), "measure", reuse_trials=False)
-    again = (yield from fit_to_machine(requested, strict=False)).config.train
-    same = "still" if (again.batch_size, again.precision) == (config.train.batch_size, precision) else "now"
-    message = f"a step took {times:.2f} times as long as in the trial of {trials.taken_utc[:10]}: the trials were "
-    message += f"repeated and {same} choose batch {again.batch_size} and {again.precision}"
-    life.run.update(findings=[*result.findings, finding("trials-repeated", message)])
+    times = steps.p5 / (rows[0].step_seconds * config.train.accumulate)  # both are steps without a disturbance
+    if not 1 / TRIAL_TOLERANCE <= times <= TRIAL_TOLERANCE:
+        find_cache_file(config, fitted.device).unlink(missing_ok=True)
+        message = f"a step took {times:.2f} times as long as in the trial of {trials.taken_utc[:10]}"
+        found = finding("trials-outdated", f"{message}: the next run takes the trials again")
+        life.run.update(findings=[*result.findings, found])
 
 
 def measure_steps(

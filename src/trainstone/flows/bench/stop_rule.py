@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from trainstone.config.schema import MeasureConfig
 from trainstone.engine.distributed.stop_agreement import StopAgreement
+from trainstone.engine.fit import STEPS_SHARE
 from trainstone.measure.clock import Timer
 from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
@@ -17,7 +18,6 @@ from trainstone.stats import steady_state, throughput
 
 # A few seconds are too short to show the effect of heat and boost clocks, and for an energy counter.
 MIN_SECONDS = 10.0
-MIN_SHARE = 0.6
 GRACE = 0.15
 """Part of the time budget by which a run may exceed it to have enough steady steps for an interval."""
 AFTER_SHARE = 0.05
@@ -30,7 +30,7 @@ CHECK_GROWTH = 1.25
 class StopRule:
     """Stop when the time budget is used, or earlier when the confidence interval is narrow enough.
 
-    Steps get MIN_SHARE of the budget even if trials, peaks and a first step that compiles have used it.
+    Steps get STEPS_SHARE of the budget even if trials, peaks and a first step that compiles have used it.
     """
 
     measure: MeasureConfig
@@ -51,7 +51,7 @@ class StopRule:
             return False
         now = self.timer.now()
         self._begin = min(self._begin, now)
-        self.seconds_left = max(self.end, self._begin + MIN_SHARE * self.measure.seconds) - now
+        self.seconds_left = max(self.end, self._begin + STEPS_SHARE * self.measure.seconds) - now
         number = len(self.recorder)
         if self.seconds_left <= 0:
             seconds = self.recorder.column("step_seconds")

@@ -94,7 +94,7 @@ def measure_demand(life: Lifecycle) -> Generator[Progress, None, Demand]:
     """Train on one device for some seconds; other devices of its kind are assumed to be as fast."""
     config = life.config
     changed = change_section(config, "data", source="synthetic")
-    changed = change_section(changed, "measure", seconds=DEMAND_SECONDS, iterations=None)
+    changed = change_section(changed, "measure", iterations=None)
     yield Progress("fitting the recipe to this machine")
     fitted = yield from fit_to_machine(resolve_num_classes(changed, None), strict=False)
     task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)

@@ -9,9 +9,11 @@ from trainstone.units import format_rate
 class SpeedTrial(Record):
     """Speed of one choice relative to another, from alternating steps of the same network."""
 
-    name: str  # fp32, tf32, bf16, fp16, or compile
+    name: str  # fp32, tf32, bf16, fp16, or torch.compile with precision and batch size
     ratio: Rate | None = None  # times as fast as fp32, or as without torch.compile; absent: it did not run
-    ci95: tuple[float, float] | None = None  # absent: the trial ended after its first step, which was far too slow
+    ci95: tuple[float, float] | None = (
+        None  # absent: too few turns, or it ended after a first turn that was far too slow
+    )
     failure: str | None = None  # why it did not run
 
     def describe(self, base: str = "fp32") -> str:
@@ -27,7 +29,6 @@ class BatchTrial(Record):
     precision: str
     batch_size: Count
     step_seconds: Seconds  # fastest step
-    median_step_seconds: Seconds
 
     @property
     def images_per_second(self) -> float:
@@ -35,20 +36,15 @@ class BatchTrial(Record):
 
 
 class Trials(Record):
-    taken_utc: str  # ISO 8601
-    reused: bool = False  # read from the cache folder, not taken by this run
-    budget_seconds: Seconds = 0.0  # measure.seconds of the run that took them
-    precision: str | None = None  # the choice for train.precision = auto
-    decided: bool = True  # false: time ended before the intervals allowed a choice, so fp32
-    precision_batch_size: Count | None = None  # batch size at which precisions were compared
+    taken_utc: str  # when the latest was taken, ISO 8601
+    reused: bool = False  # all were read from the cache folder, none taken by this run
     precisions: list[SpeedTrial] = []
     batches: list[BatchTrial] = []
     ended: dict[str, Literal["knee", "memory", "time"]] = {}
     """By precision, why no larger batch was tried: it would not be faster, not fit into memory, or take too long."""
     compile: SpeedTrial | None = None
-    """With torch.compile relative to without."""
-    chosen_batch_size: Count | None = None
-    best_batch_size: Count | None = None  # the smallest within 3 % of the fastest; absent: batch_size was not auto
+    budget_seconds: dict[str, Seconds] = {}  # measure.seconds of the run that took them, by field or precision
+    chosen_batch_size: Count | None = None  # absent: train.batch_size was not auto
 
     @property
     def taken(self) -> str:
