@@ -20,6 +20,7 @@ SCRUBBED = (
     "CUDA_",
     "NO_COLOR",
     "TRAINSTONE_CPUS",
+    "TRAINSTONE_BOUND",
     "TRAINSTONE_REST",
 )
 # No deadline: property tests must not depend on the machine's speed.

@@ -404,7 +404,7 @@ class EngineConfig(ConfigSection):
     channels_last: bool = True
     """Use the NHWC memory layout."""
     compile: bool | Literal["auto"] = False
-    """Use torch.compile; a CPU needs a C++ compiler. auto: in bench of 200 s or longer, if a trial shows a gain."""
+    """Use torch.compile; a CPU needs a C++ compiler. auto: in bench of 300 s or longer, if a trial shows a gain."""
     cuda_graphs: bool = False
     """CUDA: capture the step once as a graph and replay it."""
     cudnn_benchmark: bool = True

@@ -39,7 +39,7 @@ FIRST_PORT, NUM_PORTS = 20000, 12000
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 LOOPBACK = "127.0.0.1"
 # Value "cores": bind each rank to its share of the host's cores.
-BIND = "TRAINSTONE_BIND"
+BIND, BOUND = "TRAINSTONE_BIND", "TRAINSTONE_BOUND"
 HINT = "export MASTER_ADDR=HOST MASTER_PORT=29500: the host of rank 0 and a free port there, the same for all ranks"
 
 
@@ -85,7 +85,9 @@ def find_launcher() -> Variables | None:
 
 def count_sharing_ranks() -> int:
     """Return how many ranks share this rank's cores: all ranks of the host, or 1 if each is bound to its own cores."""
-    bound = len(read_affinity()) < (os.cpu_count() or 1)
+    # Where Slurm binds no rank, the CPUs of its job are fewer than the host's, and shared.
+    shared = os.environ.get("SLURM_CPU_BIND_TYPE", "").startswith("none") and BOUND not in os.environ
+    bound = len(read_affinity()) < (os.cpu_count() or 1) and not shared
     return 1 if bound else count_local_ranks()
 
 
@@ -162,6 +164,7 @@ def bind_cores(rank: Rank, gpus: Sequence[str] | None = None, root: Path = Path(
         lists = [read_text(root / "sys/bus/pci/devices" / gpu / "local_cpulist") for gpu in (gpus or ())[:sharing]]
         near = [parse_cpu_list(text) for text in lists] or [frozenset[int]()] * sharing
         os.sched_setaffinity(0, assign_near_cores(cores, near, rank.local % sharing))
+        os.environ[BOUND] = "1"
         remember_affinity()
 
 

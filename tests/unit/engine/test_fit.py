@@ -160,6 +160,64 @@ def test_fit_batch_of_training_on_accelerator_tries_the_batch(monkeypatch):
     assert [found.code for found in fitting.findings] == ["batch-fitted"]
 
 
+def test_choose_batch_with_stored_trials_fits_into_the_memory_of_today(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    fitted = fit_auto_batch(monkeypatch, FakeNetwork(), "measure.seconds=1000")
+    large = fitted.config.train.batch_size
+    again = Fit(fitted.config, device=CPU, trials=fitted.trials)
+    monkeypatch.setattr(fit, "_fits_memory", lambda _config, _device, size, *_: size <= large // 4)
+    finish(fit.choose_batch(again))
+    assert again.config.train.batch_size == large // 4
+    assert [found.code for found in again.findings] == ["batch-limited"]
+
+
+class CompilingNetwork(FakeNetwork):
+    """torch.compile makes a step this many times as fast; None: it fails."""
+
+    def __init__(self, gain: float | None):
+        super().__init__()
+        self.gain = gain
+
+    def time_turn(self, precision: str, batch_size: int, *, compiled: bool = False) -> float:
+        seconds = super().time_turn(precision, batch_size)
+        if compiled and self.gain is None:
+            raise RuntimeError("no C++ compiler")
+        return seconds / self.gain if compiled else seconds
+
+
+@pytest.mark.parametrize(
+    ("gain", "seconds", "compiled", "words"),
+    [
+        (1.5, 600, True, "using torch.compile: torch.compile (fp32, batch 8) is 1.50 times as fast as eager"),
+        (0.9, 600, False, "not using torch.compile: torch.compile (fp32, batch 8) takes 1.11 times as long as eager"),
+        (None, 600, False, "does not run (no C++ compiler)"),
+        (1.5, 60, False, None),  # no time to compile
+    ],
+)
+def test_fit_compile_uses_torch_compile_only_where_it_wins(monkeypatch, tmp_path, gain, seconds, compiled, words):
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
+    monkeypatch.setattr(fit, "TrialNetwork", CompilingNetwork(gain))
+    monkeypatch.setattr(fit.shutil, "which", lambda name: f"/usr/bin/{name}")
+    settings = [*TINY, "engine.threads=2", "train.batch_size=8", f"measure.seconds={seconds}"]
+    for _ in range(2):  # the second time from the cache folder, if at all
+        fitting = Fit(load_config("resnet50", settings=settings), device=CPU)
+        fitting.trials = trials.read_trials(trials.find_cache_file(fitting.config, CPU)) or fitting.trials
+        finish(fit.fit_compile(fitting))
+        assert fitting.config.engine.compile is compiled
+        assert [words in found.message for found in fitting.findings] == ([True] if words else [])
+    if words:
+        monkeypatch.setattr(fit, "TrialNetwork", None)
+        finish(fit.fit_compile(Fit(load_config("resnet50", settings=settings), device=CPU, trials=fitting.trials)))
+
+
+def test_fit_engine_ignores_stored_trials_if_the_recipe_says_so(monkeypatch):
+    stored = Trials(taken_utc="2026-11-19T00:00:00+00:00", batches=[], ended={"fp32": "knee"})
+    monkeypatch.setattr(fit, "read_trials", lambda _: stored)
+    for reuse, expected in ((True, stored.ended), (False, {})):
+        settings = [*TINY, f"measure.reuse_trials={str(reuse).lower()}"]
+        assert finish(fit.fit_engine(load_config("resnet50", settings=settings))).trials.ended == expected
+
+
 def test_choose_batch_reuses_trials_unless_time_ended_them(monkeypatch, tmp_path):
     monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path))
     now = iter(float(second) for second in range(10_000))
