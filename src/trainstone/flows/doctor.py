@@ -67,13 +67,11 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
 
 def check_precision() -> Check:
     """Report the trial that bench uses, too: taken now, or by an earlier run."""
-    trials = finish(fit_engine(load_config("resnet50"))).trials
-    if not trials.precisions:
-        return Check("precision", "ok", "fp32; this CPU has no 16-bit arithmetic")
-    broken = any(trial.failure for trial in trials.precisions)
+    fit = finish(fit_engine(load_config("resnet50")))
+    (chosen,) = (found.message for found in fit.findings if found.code == "precision-chosen")
+    broken = any(trial.failure for trial in fit.trials.precisions)
     hint = "the CPU reports a feature that it cannot execute here; train.precision=auto avoids it" if broken else None
-    chosen = f"auto uses {trials.precision}{'' if trials.decided else ' (undecided)'}: {trials.describe_precisions()}"
-    return Check("precision", "limited" if broken else "ok", chosen, hint)
+    return Check("precision", "limited" if broken else "ok", f"auto: {chosen}", hint)
 
 
 def check_software() -> Iterator[Check]:

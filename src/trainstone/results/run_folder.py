@@ -285,7 +285,7 @@ def recover(path: Path) -> Result:
         columns = read_columns(file, needed) if file.is_file() else {}
         if not columns:
             return result
-        summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
+        summary = summarise_steps(columns, compiled=result.config.get("engine", {}).get("compile") is True)
     except ResultError as err:
         return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
     throughput = scale_throughput(summary.throughput, result.world.ranks)

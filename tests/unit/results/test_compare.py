@@ -31,7 +31,7 @@ def test_compare_five_runs_ten_percent_apart_is_faster(tmp_path):
     got = compare([str(a)], as_arguments(b))
     (row,) = got.rows
     assert row.outcome == "faster"
-    assert (row.label, row.a.label, row.b.label) == ("resnet50 v2 · fp32 · batch 8", "New", "Old")
+    assert (row.label, row.a.label, row.b.label) == ("resnet50 v3 · fp32 · batch 8", "New", "Old")
     assert row.ratio == pytest.approx(row.a.images_per_second / row.b.images_per_second)
     assert len(row.a.runs) == len(row.b.runs) == 5
     assert row.p_holm == row.p_value < 0.001
@@ -68,7 +68,7 @@ def test_compare_unlike_runs_raises_with_all_differences(tmp_path):
         assert message in caught.value.message.splitlines()
     assert caught.value.hint.startswith("compare anyway: --force; or measure both with the same batch")
     (row,) = compare([str(a)], [str(b)], force=True).rows
-    assert row.label == "resnet50 v2 · fp32 | bf16 · batch 8 | batch 16"
+    assert row.label == "resnet50 v3 · fp32 | bf16 · batch 8 | batch 16"
     assert row.differences[:3] == ["train.batch_size: 8 | 16", "train.precision: fp32 | bf16", "torch: 2.13.0 | 2.14.0"]
     assert (row.a.label, row.outcome) == ("train.batch_size 8", "no difference shown")
 
@@ -86,7 +86,7 @@ def test_compare_many_rows_corrects_p_values_and_counts_outcomes(tmp_path):
     b = write_grid(tmp_path / "b", "b", [100.0, 200.1, 200.0])
     got = compare(a, b)
     outcomes = {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
-    expected = {f"resnet50 v2 · {precision} · batch 8": outcome for precision, outcome in outcomes.items()}
+    expected = {f"resnet50 v3 · {precision} · batch 8": outcome for precision, outcome in outcomes.items()}
     assert {row.label: row.outcome for row in got.rows} == expected
     assert all(row.p_holm >= row.p_value for row in got.rows)
     assert got.geometric_mean == pytest.approx((1.1 * 200 / 200.1 * 0.95) ** (1 / 3), rel=1e-3)
@@ -102,7 +102,7 @@ def test_compare_without_common_group_names_closest_pair(tmp_path):
         compare(a, as_arguments(b))
     got = compare(a, as_arguments(b), force=True)
     assert [row.b.runs for row in got.rows] == [[str(b[1])]] * 3
-    assert got.skipped == ["resnet50 v2 · fp32 · batch 16: only in B, 1 run"]
+    assert got.skipped == ["resnet50 v3 · fp32 · batch 16: only in B, 1 run"]
 
 
 def test_compare_adds_settings_to_equal_row_labels(tmp_path):
@@ -111,7 +111,7 @@ def test_compare_adds_settings_to_equal_row_labels(tmp_path):
             write_runs(tmp_path / side, f"{side}{depth}-", [100.0, 101.0], settings=(f"model.depth={depth}",))
     got = compare([str(tmp_path / "a")], [str(tmp_path / "b")])
     assert [row.label for row in got.rows] == [
-        f"resnet50 v2 · fp32 · batch 8 · model.depth={depth}" for depth in (18, 50)
+        f"resnet50 v3 · fp32 · batch 8 · model.depth={depth}" for depth in (18, 50)
     ]
 
 
@@ -169,7 +169,7 @@ def test_compare_with_published_skips_or_rejects_other_models(tmp_path):
         compare([str(small)], ["published"])
     got = compare([str(small), str(gpu_run(tmp_path))], ["a10-lambda-amp"])
     assert len(got.rows) == 1
-    assert got.skipped == ["resnet50 v2 · fp32 · batch 8: no published figures"]
+    assert got.skipped == ["resnet50 v3 · fp32 · batch 8: no published figures"]
 
 
 def test_compare_rejects_unknown_arguments(tmp_path):
@@ -257,11 +257,11 @@ def test_compare_separates_lost_runs_from_skipped_ones(tmp_path):
     comparison, lost = module.compare([a, f"{a}/a-both0"], [b])
     assert len(comparison.rows) == 1
     broken = "broken: no throughput; the run has status failed"
-    assert lost == [f"{a}/a-{broken}", "resnet50 v2 · fp16 · batch 8: only in B, 1 run"]
+    assert lost == [f"{a}/a-{broken}", "resnet50 v3 · fp16 · batch 8: only in B, 1 run"]
     assert [message for message in comparison.skipped if message not in lost] == [
         f"{a}/a-both0: given twice, counted once",
         f"{b}/b-{broken}",
-        "resnet50 v2 · bf16 · batch 8: only in A, 1 run",
+        "resnet50 v3 · bf16 · batch 8: only in A, 1 run",
     ]
 
 
@@ -392,7 +392,7 @@ def test_group_runs_groups_by_settings():
     [
         ({"settings": ("train.precision=bf16",)}, "train.precision: fp32 | bf16"),
         ({"settings": ("model.depth=18",)}, "model.depth: 50 | 18"),
-        ({"settings": ("version=3",)}, "recipe.version: 2 | 3"),
+        ({"settings": ("version=4",)}, "recipe.version: 3 | 4"),
         ({"ranks": 4}, "world.ranks: 1 | 4"),
         ({"software": {"torch": "2.14.0+cpu"}}, "torch: 2.13.0 | 2.14.0"),
         ({"software": {"trainstone": "0.2.0"}}, "trainstone: 0.1.0 | 0.2.0"),

@@ -95,7 +95,7 @@ def run_profile(
         profiled = range(recorded.window.begin, recorded.window.end)
         conclude(life, fitted, recorder, observed, SideMeasurements(task.loader), excluded_steps=profiled)
     if world.rank.number == 0:
-        # A profile always has too few steps for an interval.
+        # A profile need not have enough steps for an interval.
         findings = [found for found in run.result.findings if found.code != "few-steps"]
         run.update(findings=[build_finding(run.result.timeline, recorded.window), *findings])
         if run.result.timeline:
