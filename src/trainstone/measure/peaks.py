@@ -39,10 +39,11 @@ class Peaks:
 
 def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) -> Peaks:
     """Run the works and copy memory for about `seconds`; the caller must set the TF32 mode."""
-    works = list(_list_works(device, DTYPES[precision]))
+    share = 0.7 * seconds / (len(SIZES.get(device.type, SIZES_ACCELERATOR)) + (device.type == "cpu"))
     best_flops, best_name, repeats = 0.0, "", 0
-    for name, flops, work in works:
-        best, num = _best_seconds(work, device, 0.7 * seconds / len(works))
+    for name, flops, work in _list_works(device, DTYPES[precision]):
+        best, num = _best_seconds(work, device, share)
+        del work  # its matrices would take memory from the copy
         repeats += num
         if flops / best > best_flops:
             best_flops, best_name = flops / best, name
