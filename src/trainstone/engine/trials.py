@@ -151,8 +151,8 @@ def alternate(time_turn: Callable[[str], float], names: Sequence[str], seconds: 
         yield Turn(name, 0)
         try:
             taken = time_turn(name)
-            # It may have compiled or tuned kernels: if there is time, a second one decides.
-            if first and taken > MAX_FIRST_TURN * first[0] and time.perf_counter() - begin + taken < seconds:
+            # It may have compiled or tuned kernels: if that leaves most of the time, a second one decides.
+            if first and taken > MAX_FIRST_TURN * first[0] and time.perf_counter() - begin + 4 * taken < seconds:
                 taken = min(taken, time_turn(name))
         except (RuntimeError, TrainstoneError) as err:
             yield Turn(name, 0, failure=str(err).strip().splitlines()[0])
